@@ -39,6 +39,8 @@ class Header:
     arm: str
     rank: int
     world_size: int
+    pid: int = 0
+    """Process that writes the stream; 0 in a header that was not read from a file."""
     schema: int = SCHEMA
 
 
@@ -236,7 +238,7 @@ def _take(line: dict[str, Any], parts: _Parts) -> None:
     elif "schema" in line:
         if line["schema"] != SCHEMA:
             raise ValueError(f"schema {line['schema']}, this version reads {SCHEMA}")
-        names = ("run", "scenario", "arm", "rank", "world_size")
+        names = ("run", "scenario", "arm", "rank", "world_size", "pid")
         parts.header = Header(**{name: line[name] for name in names})
     else:
         parts.rows.append(

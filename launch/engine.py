@@ -1,0 +1,262 @@
+"""Carry out a plan batch by batch on any engine: watch the ranks, stop the hung, keep the records.
+
+A batch is a list of arms that share their processes. The first one holds every arm that is not
+isolated; when it breaks, the arms behind the broken one get a batch of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from harness import record
+from harness.errors import RecordError
+from harness.plan import Layout, Plan, write_text
+
+GRACE_S = 1.0
+"""After the first rank has failed, the others get so long to leave their own last words."""
+STACK_S = 0.5
+"""So long a hung rank gets to write its stack before it is killed."""
+
+
+class Running(Protocol):
+    """The processes of one batch."""
+
+    command: Sequence[str]
+    """What a person would type to start the same."""
+
+    def poll(self, seconds: float) -> Mapping[int, int | None]:
+        """Wait up to `seconds` for news; return rank -> exit code, None while it runs."""
+
+    def signal(self, number: int) -> None:
+        """Send a signal to every rank that still runs."""
+
+    def stop(self) -> None:
+        """Kill what still runs and wait for it; no process is left afterwards."""
+
+
+class Engine(Protocol):
+    """A way of starting ranks."""
+
+    name: str
+
+    def start(self, plan: Plan, layout: Layout, arms: Sequence[str], batch: int) -> Running:
+        """Start the ranks of one batch."""
+
+    def close(self) -> None:
+        """Give back what the engine keeps between batches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankExit:
+    """How one rank of one batch ended."""
+
+    rank: int
+    code: int | None
+    """Exit code; negative = killed by that signal; None = stopped by us while it still ran."""
+    arm: str
+    """The arm it was in, or had just left."""
+    step: int | None
+    phase: str
+    error: str | None
+    """What it raised, from its error file."""
+    time: float
+    """When it raised, seconds since the epoch; 0 if it left no word."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What became of one batch."""
+
+    arms: Sequence[str]
+    command: Sequence[str]
+    seconds: float
+    exits: Sequence[RankExit] = ()
+    """One entry per rank, if any of them failed; empty if all went well."""
+    hung: bool = False
+
+
+@dataclass
+class Progress:
+    """What the engine has got to; `changed` is called at every change."""
+
+    total: int
+    done: int = 0
+    arm: str = ""
+    changed: Callable[[Progress], None] = field(default=lambda progress: None)
+
+    def at(self, done: int, arm: str) -> None:
+        """Take note, and tell whoever listens."""
+        if (done, arm) != (self.done, self.arm):
+            self.done, self.arm = done, arm
+            self.changed(self)
+
+
+def carry_out(plan: Plan, layout: Layout, engine: Engine, progress: Progress) -> list[Batch]:
+    """Run all arms of a plan; returns what became of each batch and writes it to `ranks.json`."""
+    shared = [arm.name for arm in plan.arms if not arm.isolated]
+    waiting = [shared] if shared else []
+    waiting += [[arm.name] for arm in plan.arms if arm.isolated]
+    batches: list[Batch] = []
+    done = 0
+    try:
+        while waiting:
+            arms = waiting.pop(0)
+            batch = _run(plan, layout, engine, arms, len(batches), progress, done)
+            batches.append(batch)
+            left = [arm for arm in arms if not _ended(plan, layout, arm)]
+            done += len(arms) - len(left)
+            if left and batch.exits:
+                done += 1
+                if left[1:]:
+                    waiting.insert(0, left[1:])
+    finally:
+        write_text(layout.ranks, json.dumps([asdict(batch) for batch in batches], indent=2) + "\n")
+    progress.at(done, "")
+    return batches
+
+
+def _run(
+    plan: Plan,
+    layout: Layout,
+    engine: Engine,
+    arms: Sequence[str],
+    number: int,
+    progress: Progress,
+    done: int,
+) -> Batch:
+    layout.log(number, 0).parent.mkdir(parents=True, exist_ok=True)
+    born = time.monotonic()
+    running = engine.start(plan, layout, arms, number)
+    hung = False
+    moved, size = born, -1
+    failed_at: float | None = None
+    ended = 0
+    try:
+        while True:
+            codes = running.poll(0.05)
+            while ended < len(arms) and _ended(plan, layout, arms[ended]):
+                ended += 1
+            progress.at(done + ended, arms[min(ended, len(arms) - 1)])
+            if all(code is not None for code in codes.values()):
+                break
+            now = time.monotonic()
+            if any(codes.values()):
+                failed_at = failed_at or now
+                if now - failed_at > GRACE_S:
+                    break
+            grown = _size(plan, layout, arms)
+            if grown != size:
+                moved, size = now, grown
+            elif now - moved > plan.arm_timeout_s:
+                hung = True
+                running.signal(signal.SIGUSR1)
+                running.poll(STACK_S)
+                time.sleep(STACK_S)
+                break
+    finally:
+        running.stop()
+    sound = all(code == 0 for code in codes.values()) and not hung
+    exits = () if sound else tuple(_exit(plan, layout, arms, number, *item) for item in codes.items())
+    return Batch(
+        arms=tuple(arms),
+        command=tuple(running.command),
+        seconds=round(time.monotonic() - born, 3),
+        exits=exits,
+        hung=hung,
+    )
+
+
+def _ended(plan: Plan, layout: Layout, arm: str) -> bool:
+    return all(_last_line(layout.stream(arm, rank)) for rank in range(plan.arm(arm).ranks))
+
+
+def _last_line(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 4096))
+            tail = file.read()
+    except OSError:
+        return False
+    return tail.endswith(b"}\n") and b'{"end":"completed"' in tail.rsplit(b"\n", 2)[-2]
+
+
+def _size(plan: Plan, layout: Layout, arms: Sequence[str]) -> int:
+    total = 0
+    for arm in arms:
+        for rank in range(plan.arm(arm).ranks):
+            path = layout.stream(arm, rank)
+            total += path.stat().st_size if path.exists() else 0
+    return total
+
+
+def _exit(
+    plan: Plan, layout: Layout, arms: Sequence[str], batch: int, rank: int, code: int | None
+) -> RankExit:
+    arm, step, phase = arms[0], None, ""
+    for name in arms:
+        try:
+            stream = record.read(layout, name, rank) if rank < plan.arm(name).ranks else None
+        except RecordError:
+            break
+        if stream is None:
+            continue
+        last = stream.rows[-1] if stream.rows else None
+        arm, step, phase = name, last.step if last else None, last.phase if last else ""
+    error, when = _last_words(layout.error(batch, rank))
+    return RankExit(rank=rank, code=code, arm=arm, step=step, phase=phase, error=error, time=when)
+
+
+def _last_words(path: Path) -> tuple[str | None, float]:
+    try:
+        message = json.loads(path.read_text(encoding="utf-8"))["message"]
+    except (OSError, ValueError, KeyError):
+        return None, 0.0
+    if isinstance(message, str):
+        return message, 0.0
+    when = message.get("extraInfo", {}).get("timestamp", 0)
+    return message.get("message"), float(when)
+
+
+def failures(batches: Sequence[Batch]) -> list[str]:
+    """Say in one sentence per broken batch which rank failed first, where, and how."""
+    return [_sentence(batch) for batch in batches if batch.exits]
+
+
+def _sentence(batch: Batch) -> str:
+    bad = [item for item in batch.exits if item.code not in (0, None)]
+    if batch.hung and not bad:
+        behind = min(batch.exits, key=lambda item: (item.step is not None, item.step or 0))
+        return (
+            f"arm {behind.arm}: no rank recorded anything for the set time limit; "
+            f"furthest behind is rank {behind.rank} {_place(behind)}; stacks are in logs/"
+        )
+    killed = [item for item in bad if item.code is not None and item.code < 0]
+    first = killed[0] if killed else min(bad, key=lambda item: (item.time == 0.0, item.time))
+    if first.code is not None and first.code < 0:
+        how = f"was killed by signal {-first.code} ({_signal_name(-first.code)})"
+    elif first.error:
+        how = f"raised {first.error}"
+    else:
+        how = f"exited with code {first.code}"
+    others = len(batch.exits) - 1
+    tail = f"; the other {others} ranks were stopped" if others else ""
+    return f"arm {first.arm}: rank {first.rank} {how} {_place(first)}{tail}"
+
+
+def _place(item: RankExit) -> str:
+    if item.step is None:
+        return "before its first record"
+    return f"after step {item.step}" + (f", phase {item.phase}" if item.phase else "")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown signal"

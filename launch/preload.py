@@ -1,0 +1,24 @@
+"""What the fork server imports once, so that its ranks do not: torch and what it loads lazily.
+
+`torch._dynamo` costs as much again as torch itself, and every DDP constructor and every optimizer
+pulls it in at first use.
+"""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+import torch._dynamo
+import torch.distributed.elastic.multiprocessing.errors
+import torch.distributed.fsdp
+import torch.nn.parallel
+import torch.profiler
+
+import launch.rank
+
+__all__ = ["launch", "torch"]
+
+# What is loaded by now lives as long as the server: ranks must not copy its pages to scan them.
+gc.collect()
+gc.freeze()

@@ -1,0 +1,308 @@
+"""What every rank runs, whoever started it: read the plan, join the group, run the arms.
+
+    python -m torch.distributed.run --nproc-per-node=4 -m launch.rank results/…/plan.json
+
+Works by hand with a debugger in one rank, too: `--arms` picks arms, `--out` takes the records
+somewhere else than beside the plan. Never imports Hydra, OmegaConf, pandas or wandb.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+import scenarios
+from harness.errors import HarnessError, UsageError, did_you_mean
+from harness.parameters import build
+from harness.plan import ArmPlan, Layout, Plan
+from harness.rank import Rank
+from harness.record import Header, Writer
+
+if TYPE_CHECKING:
+    from harness.scenario import Scenario
+
+RENDEZVOUS_S = 60.0
+"""How long a rank waits for the others to appear at the start and between two arms."""
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """Where this process stands, as torchrun's environment variables say."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    address: str
+    port: int
+    agent_store: bool
+    """True if torchrun's agent serves the store and rank 0 must not."""
+
+    @classmethod
+    def from_environment(cls) -> World:
+        """Read RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, or SLURM's equivalents.
+
+        Raises:
+            UsageError: if a launcher set only some of them.
+        """
+        env = os.environ
+        found = {
+            "RANK": env.get("RANK", env.get("SLURM_PROCID")),
+            "WORLD_SIZE": env.get("WORLD_SIZE", env.get("SLURM_NTASKS")),
+            "LOCAL_RANK": env.get("LOCAL_RANK", env.get("SLURM_LOCALID")),
+        }
+        if found["RANK"] is None:
+            return cls(
+                rank=0, local_rank=0, world_size=1, address="", port=0, agent_store=False
+            )
+        found |= {"MASTER_ADDR": env.get("MASTER_ADDR"), "MASTER_PORT": env.get("MASTER_PORT")}
+        missing = [name for name, value in found.items() if value is None]
+        if missing:
+            raise UsageError(
+                f"RANK is set but {', '.join(missing)} not: start the ranks with torchrun\n"
+                "type: python -m torch.distributed.run --nproc-per-node=N -m launch.rank PLAN"
+            )
+        return cls(
+            rank=int(found["RANK"] or 0),
+            local_rank=int(found["LOCAL_RANK"] or 0),
+            world_size=int(found["WORLD_SIZE"] or 1),
+            address=found["MASTER_ADDR"] or "",
+            port=int(found["MASTER_PORT"] or 0),
+            agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        )
+
+
+def main(argv: Sequence[str] | None = None, listener: socket.socket | None = None) -> int:
+    """Run this rank's part of a plan; returns the exit code of the process.
+
+    Args:
+        argv: the command line after the program's name; None = this process's own.
+        listener: a listening socket for rank 0's store, held by whoever chose the port.
+    """
+    parser = argparse.ArgumentParser(prog="launch.rank", description=__doc__)
+    parser.add_argument("plan", type=Path, help="plan.json of a run directory")
+    parser.add_argument("--arms", default="", help="comma-separated arms (default: all)")
+    parser.add_argument("--out", type=Path, help="run directory to write to (default: the plan's)")
+    parser.add_argument("--batch", default="0", help="keeps groups of separate launches apart")
+    options = parser.parse_args(argv)
+    die_with_parent()
+    where: dict[str, Any] = {}
+    try:
+        plan = Plan.read(options.plan)
+        world = World.from_environment()
+        _check_world(plan, world)
+        arms = _arms(plan, options.arms)
+        layout = Layout(options.out or options.plan.resolve().parent)
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        torch.set_num_threads(1)
+        run_arms(plan, world, arms, layout, batch=options.batch, listener=listener, where=where)
+    except HarnessError as error:
+        print(f"launch.rank: {error}", file=sys.stderr)
+        record_last_words(error, where)
+        return error.exit_code
+    except Exception as error:
+        traceback.print_exc()
+        record_last_words(error, where)
+        return 1
+    return 0
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to end this process when its parent does: no orphans (Linux only)."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def record_last_words(error: BaseException, where: dict[str, Any]) -> None:
+    """Leave the error where torchrun expects it (TORCHELASTIC_ERROR_FILE), with arm and step."""
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+    if where:
+        error.args = (f"{error.args[0] if error.args else error!r} [in arm {where['arm']}]",)
+    with contextlib.suppress(OSError):
+        get_error_handler().record_exception(error)
+
+
+def _check_world(plan: Plan, world: World) -> None:
+    if world.world_size != plan.world_size:
+        raise UsageError(
+            f"the plan is for {plan.world_size} ranks, this launch has {world.world_size}\n"
+            f"type: python -m torch.distributed.run --nproc-per-node={plan.world_size} "
+            "-m launch.rank PLAN"
+        )
+
+
+def _arms(plan: Plan, chosen: str) -> list[ArmPlan]:
+    if not chosen:
+        return list(plan.arms)
+    legal = [arm.name for arm in plan.arms]
+    for name in chosen.split(","):
+        if name not in legal:
+            raise UsageError(
+                f"no arm {name!r} in this plan{did_you_mean(name, legal)}\n"
+                f"legal: {', '.join(legal)}"
+            )
+    return [plan.arm(name) for name in chosen.split(",")]
+
+
+def run_arms(
+    plan: Plan,
+    world: World,
+    arms: Sequence[ArmPlan],
+    layout: Layout,
+    *,
+    batch: str,
+    listener: socket.socket | None,
+    where: dict[str, Any],
+) -> None:
+    """Run every arm this rank takes part in, each with a process group of its own.
+
+    Arms of one process are dealt out over the ranks, so that they run side by side.
+    """
+    scenario = scenarios.load(plan.scenario)
+    params = build(scenario.params, plan.params)
+    if plan.device == "cuda":
+        torch.cuda.set_device(world.local_rank)
+    store = _connect(world, plan, listener)
+    singles = 0
+    for arm in arms:
+        if arm.ranks == 1:
+            mine = singles % world.world_size == world.rank
+            singles += 1
+            place, peers = 0, 1
+        else:
+            mine = world.rank < arm.ranks
+            place, peers = world.rank, arm.ranks
+        if not mine:
+            continue
+        where["arm"] = arm.name
+        prefix = f"{batch}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{arm.name}"
+        with _group(plan, dist.PrefixStore(prefix, store), place, peers):
+            _run_arm(plan, scenario, arm, params, place, peers, world.local_rank, layout)
+            if peers > 1 and not arm.isolated:
+                _meet(dist.PrefixStore(f"{prefix}/end", store), peers)
+    if world.world_size > 1:
+        # Rank 0 may serve the store: it must not go before the others are through.
+        _meet(dist.PrefixStore(f"{batch}/through", store), world.world_size)
+
+
+def _run_arm(
+    plan: Plan,
+    scenario: Scenario,
+    arm: ArmPlan,
+    params: Any,
+    place: int,
+    peers: int,
+    local_rank: int,
+    layout: Layout,
+) -> None:
+    header = Header(
+        run=plan.run_id, scenario=plan.scenario, arm=arm.name, rank=place, world_size=peers
+    )
+    writer = Writer(layout, header)
+    rank = Rank(
+        rank=place,
+        local_rank=local_rank,
+        world_size=peers,
+        device=f"cuda:{local_rank}" if plan.device == "cuda" else "cpu",
+        backend=plan.backend,
+        seed=plan.seed,
+        collective_timeout_s=plan.collective_timeout_s,
+        writer=writer,
+    )
+    try:
+        for repeat in range(arm.repeats):
+            rank.repeat = repeat
+            torch.manual_seed(plan.seed)
+            scenario.run(rank, scenario.arm(arm.name), params)
+    except BaseException as error:
+        with contextlib.suppress(HarnessError):
+            writer.end("failed", f"{type(error).__name__}: {error}")
+        raise
+    writer.end("completed")
+
+
+def _connect(world: World, plan: Plan, listener: socket.socket | None) -> dist.Store:
+    if world.world_size == 1 and not world.port:
+        return dist.HashStore()
+    serves = world.rank == 0 and not world.agent_store
+    return dist.TCPStore(
+        world.address,
+        world.port,
+        is_master=serves,
+        timeout=timedelta(seconds=RENDEZVOUS_S),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach() if listener and serves else None,
+    )
+
+
+@contextlib.contextmanager
+def _group(plan: Plan, store: dist.Store, place: int, peers: int) -> Iterator[None]:
+    dist.init_process_group(
+        plan.backend,
+        store=store if peers > 1 else dist.HashStore(),
+        rank=place,
+        world_size=peers,
+        timeout=timedelta(seconds=plan.collective_timeout_s),
+    )
+    try:
+        yield
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _meet(store: dist.Store, count: int) -> None:
+    """Wait until `count` ranks have come here; through the store, since a group may be broken."""
+    if store.add("arrived", 1) == count:
+        store.set("all", "yes")
+    store.wait(["all"], timedelta(seconds=RENDEZVOUS_S))
+
+
+def leave(code: int) -> None:
+    """End the process now, without the interpreter's own shutdown.
+
+    After correct runs, 5 to 20 % of gloo programs abort in that shutdown: gloo's loop thread frees
+    the last work item, whose saved state holds a Python object, while the interpreter goes away
+    ("terminate called without an active exception"). All records are written by then, one
+    `write` each, so nothing is left to flush but the two streams.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def child(
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    log: str,
+    listener: socket.socket | None,
+) -> None:
+    """Be one rank of the warm engine: take torchrun's environment, print into a log, and leave."""
+    os.environ.update(environment)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+    leave(main(argv, listener))
+
+
+if __name__ == "__main__":
+    leave(main())
