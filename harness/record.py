@@ -5,7 +5,12 @@ seconds since the header, `m` (metric name -> number, text, or null) and, for sn
 (tensor name -> [offset, count] into the rank's file of raw float64 values). The last line of a
 rank that came to its end is `{"end": ...}`. NaN and infinities stand as `NaN`, `Infinity`,
 `-Infinity`, as Python's json writes and reads them. Every line is one `write` on a file opened
-for appending, so a rank killed at any moment leaves whole lines and at most one torn last line.
+for appending, so a rank killed at any moment leaves whole lines and at most one torn last line;
+what a full disk cut off is taken back, so that the lines after it can be read.
+
+Every value comes back as it went in: floats to the last bit, ints of any size, texts with any
+character. One exception, which is JSON's: two lone surrogates that happen to form a pair come
+back as the character they encode.
 """
 
 from __future__ import annotations
@@ -15,10 +20,11 @@ import os
 import time
 from array import array
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.appending import Appending
 from harness.errors import RecordError
 from harness.plan import Layout
 
@@ -27,6 +33,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 SCHEMA = 1
+BLOCK = 1 << 20
+"""Bytes read at a time: parsing some thousand lines in one call halves the time of one by one."""
 Value = float | int | str | bool | None
 
 
@@ -81,6 +89,8 @@ class Stream:
         import numpy as np
 
         offset, count = place
+        if not count:
+            return np.empty(0)
         try:
             values = np.fromfile(self.tensors, dtype="<f8", count=count, offset=8 * offset)
         except OSError as error:
@@ -88,6 +98,9 @@ class Stream:
         if values.size != count:
             raise RecordError(f"{self.tensors} ends before value {offset + count}")
         return values
+
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Writer:
@@ -99,30 +112,27 @@ class Writer:
         Raises:
             RecordError: if the directory or file cannot be made, or the stream exists already.
         """
-        self._path = layout.stream(header.arm, header.rank)
         self._tensor_path = layout.tensors(header.arm, header.rank)
-        self._tensors: int | None = None
-        self._offset = 0
+        self._tensors: Appending | None = None
         self._born = time.perf_counter()
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
+        self._lines = Appending(layout.stream(header.arm, header.rank))
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self._path, flags, 0o644)
-        except OSError as error:
-            raise RecordError(f"cannot open {self._path}: {error.strerror}") from error
-        self._put(
-            {
-                "schema": header.schema,
-                "run": header.run,
-                "scenario": header.scenario,
-                "arm": header.arm,
-                "rank": header.rank,
-                "world_size": header.world_size,
-                "pid": os.getpid(),
-                "host": os.uname().nodename,
-                "unix_time": time.time(),
-            }
-        )
+            self._put(
+                {
+                    "schema": header.schema,
+                    "run": header.run,
+                    "scenario": header.scenario,
+                    "arm": header.arm,
+                    "rank": header.rank,
+                    "world_size": header.world_size,
+                    "pid": os.getpid(),
+                    "host": os.uname().nodename,
+                    "unix_time": time.time(),
+                }
+            )
+        except BaseException:
+            self.close()
+            raise
 
     def write(
         self,
@@ -136,7 +146,7 @@ class Writer:
         """Append one record; `tensors` are float64 buffers, whose values go to the side file.
 
         Raises:
-            RecordError: if the disk is full or gone.
+            RecordError: if the disk is full or gone, or the stream is closed.
         """
         line: dict[str, Any] = {
             "repeat": repeat,
@@ -150,49 +160,131 @@ class Writer:
         self._put(line)
 
     def end(self, status: str, error: str | None = None) -> None:
-        """Append the last line and close the stream."""
+        """Append the last line and close the stream.
+
+        Raises:
+            RecordError: if the disk is full or gone, or the stream is closed.
+        """
         self._put({"end": status, "error": error} if error else {"end": status})
         self.close()
 
     def close(self) -> None:
         """Close without a last line: the stream then reads as one that was cut off."""
-        for file in (self._file, self._tensors):
-            if file is not None and file >= 0:
-                os.close(file)
-        self._file, self._tensors = -1, None
+        self._lines.close()
+        if self._tensors is not None:
+            self._tensors.close()
 
     def _put(self, line: Mapping[str, Any]) -> None:
-        self._append(self._file, json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        self._lines.append(_encode(line).encode("ascii") + b"\n")
 
     def _put_tensor(self, values: array[float] | memoryview) -> tuple[int, int]:
-        data = memoryview(values).cast("B")
+        view = memoryview(values)
+        if view.format != "d":
+            raise TypeError(f"a snapshot takes float64 buffers (format d), not {view.format}")
         if self._tensors is None:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
-            try:
-                self._tensors = os.open(self._tensor_path, flags, 0o644)
-            except OSError as error:
-                raise RecordError(f"cannot open {self._tensor_path}: {error.strerror}") from error
-        self._append(self._tensors, data)
-        place = (self._offset, len(data) // 8)
-        self._offset += place[1]
+            self._tensors = Appending(self._tensor_path)
+        place = (self._tensors.size // 8, view.nbytes // 8)
+        if view.nbytes:
+            self._tensors.append(view.cast("B"))
         return place
 
-    def _append(self, file: int, data: bytes | memoryview) -> None:
+
+class Scan:
+    """One pass over one stream: iterating yields the record lines as they stand in the file.
+
+    The header is there once iteration has begun, the other fields once it is through.
+    """
+
+    def __init__(self, layout: Layout, arm: str, rank: int) -> None:
+        """Take the place of the stream; nothing is read yet."""
+        self.path = layout.stream(arm, rank)
+        self.header: Header | None = None
+        """None: the rank never opened the stream, or was killed in its first line."""
+        self.end: str | None = None
+        self.error: str | None = None
+        self.torn = False
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield the record lines: repeat, step, phase, t, m and perhaps s.
+
+        Raises:
+            RecordError: if a line other than the last is damaged, or the schema is another one.
+        """
+        number = 0
+        for lines in self._blocks():
+            for line in self._parse(lines, number):
+                number += 1
+                try:
+                    record = self._take(line)
+                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                    raise self._damaged(number, error) from error
+                if record is not None:
+                    yield record
+
+    def _blocks(self) -> Iterator[list[bytes]]:
+        rest = b""
         try:
-            written = os.write(file, data)
-            while written < len(data):
-                written += os.write(file, data[written:])
+            with self.path.open("rb") as file:
+                while block := file.read(BLOCK):
+                    whole, newline, rest = (rest + block).rpartition(b"\n")
+                    if newline:
+                        yield whole.split(b"\n")
+        except FileNotFoundError:
+            return
         except OSError as error:
-            raise RecordError(f"cannot append to {self._path}: {error.strerror}") from error
+            raise RecordError(f"cannot read {self.path}: {error.strerror}") from error
+        self.torn = bool(rest)
 
+    def _parse(self, lines: list[bytes], before: int) -> list[Any]:
+        try:
+            parsed: list[Any] = json.loads(f"[{b','.join(lines).decode()}]")
+        except (ValueError, RecursionError):
+            parsed = []
+        if len(parsed) == len(lines):
+            return parsed
+        return [self._parse_one(number, line) for number, line in enumerate(lines, before + 1)]
 
-@dataclass
-class _Parts:
-    header: Header | None = None
-    rows: list[Row] = field(default_factory=list)
-    end: str | None = None
-    error: str | None = None
-    torn: bool = False
+    def _parse_one(self, number: int, line: bytes) -> Any:
+        try:
+            return json.loads(line.decode())
+        except (ValueError, RecursionError) as error:
+            raise self._damaged(number, error) from error
+
+    def _take(self, line: dict[str, Any]) -> dict[str, Any] | None:
+        if self.header is None:
+            self._take_header(line)
+            return None
+        if self.end is not None:
+            raise ValueError("a line after the end of the stream")
+        if "end" in line:
+            self.end, self.error = str(line["end"]), line.get("error")
+            return None
+        if not (
+            type(line["repeat"]) is type(line["step"]) is int
+            and type(line["phase"]) is str
+            and type(line["t"]) in (float, int)
+            and type(line["m"]) is dict
+        ):
+            raise ValueError("repeat, step, phase, t or m is of the wrong type")
+        for offset, count in line.get("s", {}).values():
+            if not (type(offset) is type(count) is int and offset >= 0 and count >= 0):
+                raise ValueError("a snapshot has no place")
+        return line
+
+    def _take_header(self, line: dict[str, Any]) -> None:
+        if "schema" not in line:
+            raise ValueError("the first line is no header")
+        if line["schema"] != SCHEMA:
+            raise RecordError(
+                f"{self.path} has schema {line['schema']}, this version reads schema {SCHEMA}; "
+                "judge it with the version that wrote it (see environment.json)"
+            )
+        names = ("run", "scenario", "arm", "rank", "world_size")
+        self.header = Header(**{name: line[name] for name in names})
+
+    def _damaged(self, number: int, error: Exception) -> RecordError:
+        why = f"no {error}" if isinstance(error, KeyError) else str(error)
+        return RecordError(f"{self.path}:{number}: damaged record ({why})")
 
 
 def read(layout: Layout, arm: str, rank: int) -> Stream | None:
@@ -201,53 +293,25 @@ def read(layout: Layout, arm: str, rank: int) -> Stream | None:
     Raises:
         RecordError: if a line other than the last is damaged, or the schema is another one.
     """
-    path = layout.stream(arm, rank)
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise RecordError(f"cannot read {path}: {error.strerror}") from error
-    parts = _Parts()
-    whole, newline, rest = data.rpartition(b"\n")
-    parts.torn = bool(rest)
-    for number, line in enumerate(_lines(whole) if newline else (), start=1):
-        try:
-            _take(json.loads(line), parts)
-        except (ValueError, KeyError, TypeError) as error:
-            raise RecordError(f"{path}:{number}: damaged record ({error})") from error
-    if parts.header is None:
+    scan = Scan(layout, arm, rank)
+    rows = [
+        Row(
+            repeat=line["repeat"],
+            step=line["step"],
+            phase=line["phase"],
+            time=line["t"],
+            metrics=line["m"],
+            snapshots={name: (at, count) for name, (at, count) in line.get("s", {}).items()},
+        )
+        for line in scan
+    ]
+    if scan.header is None:
         return None
     return Stream(
-        header=parts.header,
-        rows=parts.rows,
-        end=parts.end,
-        error=parts.error,
-        torn=parts.torn,
+        header=scan.header,
+        rows=rows,
+        end=scan.end,
+        error=scan.error,
+        torn=scan.torn,
         tensors=layout.tensors(arm, rank),
     )
-
-
-def _lines(data: bytes) -> Iterator[bytes]:
-    return iter(data.split(b"\n"))
-
-
-def _take(line: dict[str, Any], parts: _Parts) -> None:
-    if "end" in line:
-        parts.end, parts.error = line["end"], line.get("error")
-    elif "schema" in line:
-        if line["schema"] != SCHEMA:
-            raise ValueError(f"schema {line['schema']}, this version reads {SCHEMA}")
-        names = ("run", "scenario", "arm", "rank", "world_size", "pid")
-        parts.header = Header(**{name: line[name] for name in names})
-    else:
-        parts.rows.append(
-            Row(
-                repeat=line["repeat"],
-                step=line["step"],
-                phase=line["phase"],
-                time=line["t"],
-                metrics=line["m"],
-                snapshots={name: (at, n) for name, (at, n) in line.get("s", {}).items()},
-            )
-        )
