@@ -36,6 +36,23 @@ class MissingRecord(HarnessError):
     exit_code = 11
 
 
+PEER_LOST = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Failed to recv",
+    "remote process exited",
+    "unhandled system error",
+    "Gloo connectFullMesh failed",
+)
+"""What gloo, NCCL and the store say in a rank whose peer has gone."""
+
+
+def peer_was_lost(message: str) -> bool:
+    """Say whether an error only tells that another rank went away."""
+    return any(sign in message for sign in PEER_LOST)
+
+
 def did_you_mean(word: str, legal: Iterable[str], *, most: int = 3) -> str:
     """Return `"; nearest: a, b"` for the legal names closest to `word`, or an empty string.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import record
-from harness.errors import MissingRecord, RecordError
+from harness.errors import MissingRecord, RecordError, peer_was_lost
 from harness.plan import Layout, Plan
 
 if TYPE_CHECKING:
@@ -102,13 +102,15 @@ class Tables:
     def require(self, *arms: str) -> None:
         """Check that every rank of these arms came to its end; MissingRecord names who did not."""
         for arm in arms:
-            for rank in self.ranks(arm):
-                stream = self.stream(arm, rank)
-                if stream.end != "completed":
-                    last = stream.rows[-1] if stream.rows else None
-                    where = f"after step {last.step}" if last else "before its first step"
-                    why = f": {stream.error}" if stream.error else ""
-                    raise MissingRecord(f"arm {arm}: rank {rank} ended {where}{why}")
+            gone = [r for r in self.ranks(arm) if self.stream(arm, r).end != "completed"]
+            if not gone:
+                continue
+            # A rank that only lost its peer is not the one to name, if there is another.
+            gone.sort(key=lambda r: peer_was_lost(self.stream(arm, r).error or ""))
+            stream = self.stream(arm, gone[0])
+            where = f"after step {stream.rows[-1].step}" if stream.rows else "before its first step"
+            why = f": {' '.join(stream.error.split())[:200]}" if stream.error else ""
+            raise MissingRecord(f"arm {arm}: rank {gone[0]} ended {where}{why}")
 
     def moments(self, arm: str, *, rank: int = 0, repeat: int = 0) -> list[tuple[int, str]]:
         """Return (step, phase) in the order in which the rank first reached them."""

@@ -53,6 +53,11 @@ def groups() -> dict[str, list[str]]:
     }
 
 
+def conf_folders() -> list[Path]:
+    """Return the directories Hydra searches: this project's, then those of scenarios elsewhere."""
+    return [CONF, *(folder / "conf" for folder in scenarios.folders()[1:])]
+
+
 def check_arguments(argv: Sequence[str]) -> None:
     """Check the names of everything typed, before Hydra sees it.
 
@@ -106,9 +111,10 @@ def _legal_keys(chosen: Mapping[str, str | None]) -> Iterable[str]:
     top = OmegaConf.load(CONF / "config.yaml")
     yield from (str(key) for key in top if key not in ("defaults", "hydra"))
     for group, name in chosen.items():
-        path = CONF / group / f"{name}.yaml"
-        if path.exists():
-            yield from (f"{group}.{key}" for key in OmegaConf.load(path))
+        for conf in conf_folders():
+            path = conf / group / f"{name}.yaml"
+            if path.exists():
+                yield from (f"{group}.{key}" for key in OmegaConf.load(path))
 
 
 def read(cfg: DictConfig) -> Config:

@@ -14,9 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from harness import record
-from harness.errors import RecordError
 from harness.plan import Layout, Plan, write_text
+from launch.autopsy import Batch, autopsy
 
 GRACE_S = 1.0
 """After the first rank has failed, the others get so long to leave their own last words."""
@@ -50,35 +49,6 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Give back what the engine keeps between batches."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankExit:
-    """How one rank of one batch ended."""
-
-    rank: int
-    code: int | None
-    """Exit code; negative = killed by that signal; None = stopped by us while it still ran."""
-    arm: str
-    """The arm it was in, or had just left."""
-    step: int | None
-    phase: str
-    error: str | None
-    """What it raised, from its error file."""
-    time: float
-    """When it raised, seconds since the epoch; 0 if it left no word."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Batch:
-    """What became of one batch."""
-
-    arms: Sequence[str]
-    command: Sequence[str]
-    seconds: float
-    exits: Sequence[RankExit] = ()
-    """One entry per rank, if any of them failed; empty if all went well."""
-    hung: bool = False
 
 
 @dataclass
@@ -146,7 +116,7 @@ def _run(
             if all(code is not None for code in codes.values()):
                 break
             now = time.monotonic()
-            if any(codes.values()):
+            if any(codes.values()) or _left_early(plan, layout, arms, codes):
                 failed_at = failed_at or now
                 if now - failed_at > GRACE_S:
                     break
@@ -161,8 +131,9 @@ def _run(
                 break
     finally:
         running.stop()
-    sound = all(code == 0 for code in codes.values()) and not hung
-    exits = () if sound else tuple(_exit(plan, layout, arms, number, *item) for item in codes.items())
+    sound = not hung and all(code == 0 for code in codes.values())
+    sound = sound and all(_ended(plan, layout, arm) for arm in arms)
+    exits = () if sound else tuple(autopsy(plan, layout, arms, number, *item) for item in codes.items())
     return Batch(
         arms=tuple(arms),
         command=tuple(running.command),
@@ -174,6 +145,19 @@ def _run(
 
 def _ended(plan: Plan, layout: Layout, arm: str) -> bool:
     return all(_last_line(layout.stream(arm, rank)) for rank in range(plan.arm(arm).ranks))
+
+
+def _left_early(
+    plan: Plan, layout: Layout, arms: Sequence[str], codes: Mapping[int, int | None]
+) -> bool:
+    """Say whether a rank ended with code 0 though an arm of its own is not through."""
+    gone = [rank for rank, code in codes.items() if code == 0]
+    return any(
+        not _last_line(layout.stream(arm, rank))
+        for rank in gone
+        for arm in arms
+        if 1 < plan.arm(arm).ranks and rank < plan.arm(arm).ranks
+    )
 
 
 def _last_line(path: Path) -> bool:
@@ -193,70 +177,3 @@ def _size(plan: Plan, layout: Layout, arms: Sequence[str]) -> int:
             path = layout.stream(arm, rank)
             total += path.stat().st_size if path.exists() else 0
     return total
-
-
-def _exit(
-    plan: Plan, layout: Layout, arms: Sequence[str], batch: int, rank: int, code: int | None
-) -> RankExit:
-    arm, step, phase = arms[0], None, ""
-    for name in arms:
-        try:
-            stream = record.read(layout, name, rank) if rank < plan.arm(name).ranks else None
-        except RecordError:
-            break
-        if stream is None:
-            continue
-        last = stream.rows[-1] if stream.rows else None
-        arm, step, phase = name, last.step if last else None, last.phase if last else ""
-    error, when = _last_words(layout.error(batch, rank))
-    return RankExit(rank=rank, code=code, arm=arm, step=step, phase=phase, error=error, time=when)
-
-
-def _last_words(path: Path) -> tuple[str | None, float]:
-    try:
-        message = json.loads(path.read_text(encoding="utf-8"))["message"]
-    except (OSError, ValueError, KeyError):
-        return None, 0.0
-    if isinstance(message, str):
-        return message, 0.0
-    when = message.get("extraInfo", {}).get("timestamp", 0)
-    return message.get("message"), float(when)
-
-
-def failures(batches: Sequence[Batch]) -> list[str]:
-    """Say in one sentence per broken batch which rank failed first, where, and how."""
-    return [_sentence(batch) for batch in batches if batch.exits]
-
-
-def _sentence(batch: Batch) -> str:
-    bad = [item for item in batch.exits if item.code not in (0, None)]
-    if batch.hung and not bad:
-        behind = min(batch.exits, key=lambda item: (item.step is not None, item.step or 0))
-        return (
-            f"arm {behind.arm}: no rank recorded anything for the set time limit; "
-            f"furthest behind is rank {behind.rank} {_place(behind)}; stacks are in logs/"
-        )
-    killed = [item for item in bad if item.code is not None and item.code < 0]
-    first = killed[0] if killed else min(bad, key=lambda item: (item.time == 0.0, item.time))
-    if first.code is not None and first.code < 0:
-        how = f"was killed by signal {-first.code} ({_signal_name(-first.code)})"
-    elif first.error:
-        how = f"raised {first.error}"
-    else:
-        how = f"exited with code {first.code}"
-    others = len(batch.exits) - 1
-    tail = f"; the other {others} ranks were stopped" if others else ""
-    return f"arm {first.arm}: rank {first.rank} {how} {_place(first)}{tail}"
-
-
-def _place(item: RankExit) -> str:
-    if item.step is None:
-        return "before its first record"
-    return f"after step {item.step}" + (f", phase {item.phase}" if item.phase else "")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "unknown signal"

@@ -197,9 +197,7 @@ def run_arms(
             _run_arm(plan, scenario, arm, params, place, peers, world.local_rank, layout)
             if peers > 1 and not arm.isolated:
                 _meet(dist.PrefixStore(f"{prefix}/end", store), peers)
-    if world.world_size > 1:
-        # Rank 0 may serve the store: it must not go before the others are through.
-        _meet(dist.PrefixStore(f"{batch}/through", store), world.world_size)
+    _last_one_out(dist.PrefixStore(f"{batch}/through", store), world)
 
 
 def _run_arm(
@@ -273,6 +271,19 @@ def _meet(store: dist.Store, count: int) -> None:
     if store.add("arrived", 1) == count:
         store.set("all", "yes")
     store.wait(["all"], timedelta(seconds=RENDEZVOUS_S))
+
+
+def _last_one_out(store: dist.Store, world: World) -> None:
+    """Keep rank 0, which may serve the store, until the others need it no more.
+
+    They only set a key, which asks for no answer that the end of rank 0 could cut off.
+    """
+    if world.rank:
+        store.set(str(world.rank), "through")
+    else:
+        others = [str(rank) for rank in range(1, world.world_size)]
+        if others:
+            store.wait(others, timedelta(seconds=RENDEZVOUS_S))
 
 
 def leave(code: int) -> None:

@@ -2,22 +2,33 @@
 
 Nothing registers itself: `names` lists the files of this folder, `load` imports one of them.
 Modules whose name starts with an underscore hold what scenarios share.
+
+Scenarios of your own can live elsewhere: CROSSRANK_SCENARIOS=DIR adds DIR/<name>.py, with its
+parameters in DIR/conf/scenario/<name>.yaml; several directories are separated like in PATH.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 
 from harness.errors import UsageError, did_you_mean
 from harness.scenario import Scenario
 
+VARIABLE = "CROSSRANK_SCENARIOS"
+
+
+def folders() -> list[Path]:
+    """Return the directories that are searched, this one first."""
+    more = os.environ.get(VARIABLE, "").split(os.pathsep)
+    return [Path(__file__).resolve().parent, *(Path(folder).resolve() for folder in more if folder)]
+
 
 def names() -> list[str]:
     """Return the names of all scenarios, sorted."""
-    return sorted(
-        path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith("_")
-    )
+    found = {path.stem for folder in folders() for path in folder.glob("*.py")}
+    return sorted(name for name in found if not name.startswith("_"))
 
 
 def load(name: str) -> Scenario:
@@ -33,6 +44,7 @@ def load(name: str) -> Scenario:
             f"legal: {', '.join(legal)}\n"
             "type `make list` to see what each one shows"
         )
+    __path__[:] = [str(folder) for folder in folders()]
     scenario = importlib.import_module(f"scenarios.{name}").SCENARIO
     assert isinstance(scenario, Scenario)
     return scenario

@@ -1,0 +1,137 @@
+"""What a person sees in the terminal: header, progress, the claims, the headline, the paths."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from harness.plan import Layout, Plan
+from harness.scenario import Finding, Outcome, Scenario
+from harness.verdict import Conclusion, Verdict
+
+STYLES = {Outcome.HOLDS: "bold green", Outcome.REFUTED: "bold magenta", Outcome.UNKNOWN: "bold yellow"}
+CONCLUSIONS = {
+    Conclusion.AS_EXPECTED: ("as expected", "bold green"),
+    Conclusion.UNEXPECTED: ("UNEXPECTED: a finding is not the one this scenario expects", "bold red"),
+    Conclusion.INCONCLUSIVE: ("INCONCLUSIVE", "bold yellow"),
+}
+
+
+class Bar(Protocol):
+    """A progress bar."""
+
+    def __call__(self, done: int, total: int, text: str) -> None:
+        """Show that `done` of `total` are through and what is under way."""
+
+
+def console(*, quiet: bool = False, stderr: bool = False) -> Console:
+    """Return where messages go: plain text off a terminal, NO_COLOR respected, never wrapped there."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else 110
+    return Console(file=stream, quiet=quiet, highlight=False, soft_wrap=False, width=width)
+
+
+def header(out: Console, scenario: Scenario, plan: Plan, notice: str) -> None:
+    """Print what runs, and where."""
+    out.print(Text.assemble((plan.scenario, "bold"), "  ", scenario.title))
+    arms = f"{len(plan.arms)} arms"
+    out.print(Text(f"{notice}; {arms}, engine {plan.engine}, seed {plan.seed}", style="dim"))
+
+
+def arms(out: Console, scenario: Scenario, plan: Plan) -> None:
+    """Print the arms of a plan, one line each."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("arm", "role", "ranks", "repeats", "what differs"):
+        table.add_column(name, justify="right" if name in ("ranks", "repeats") else "left")
+    for planned in plan.arms:
+        arm = scenario.arm(planned.name)
+        cells = (arm.name, arm.role.value, str(planned.ranks), str(planned.repeats), arm.about)
+        table.add_row(*map(Text, cells))
+    out.print(table)
+
+
+@contextmanager
+def bar(out: Console) -> Iterator[Bar]:
+    """Show a progress bar on a terminal, nothing elsewhere."""
+    if out.quiet or not out.is_terminal:
+        yield lambda done, total, text: None
+        return
+    columns = (
+        SpinnerColumn(),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}", style="dim", markup=False),
+    )
+    with Progress(*columns, console=out, transient=True) as progress:
+        task = progress.add_task("starting ranks", total=None)
+
+        def show(done: int, total: int, text: str) -> None:
+            progress.update(task, completed=done, total=total, description=text)
+
+        yield show
+
+
+def verdict(out: Console, scenario: Scenario, result: Verdict) -> None:
+    """Print the claims with their findings, then the headline and the conclusion."""
+    out.print(_claims(out, scenario, result.findings))
+    if result.headline:
+        out.print(Text(result.headline, style="bold"))
+    for failure in result.failures:
+        out.print(Text.assemble(("failed  ", "bold red"), failure))
+    text, style = CONCLUSIONS[result.conclusion]
+    counts = _counts(result.findings)
+    out.print(Text.assemble((text, style), f"  ({counts})" if counts else ""))
+
+
+def paths(out: Console, layout: Layout) -> None:
+    """Print where everything is."""
+    out.print(Text(f"verdict  {layout.verdict}", style="dim"), soft_wrap=True)
+    if layout.report.exists():
+        out.print(Text(f"report   {layout.report}", style="dim"), soft_wrap=True)
+
+
+def _claims(out: Console, scenario: Scenario, findings: Mapping[str, Finding]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=out.width < 110)
+    table.add_column("claim", ratio=4, overflow="fold")
+    table.add_column("finding", no_wrap=True)
+    table.add_column("effect", justify="right", no_wrap=True)
+    table.add_column("floor", justify="right", no_wrap=True)
+    table.add_column("why", ratio=5, overflow="fold", style="dim")
+    for claim in scenario.claims:
+        finding = findings.get(claim.name)
+        if finding is None:
+            continue
+        mark = "" if finding.outcome is claim.expects else " !"
+        table.add_row(
+            Text.assemble((f"{claim.kind.value}: ", "dim"), claim.text),
+            Text(finding.outcome.value + mark, style=STYLES[finding.outcome]),
+            number(finding.effect),
+            "exact" if finding.floor is None and finding.effect is not None else number(finding.floor),
+            Text(finding.reason),
+        )
+    return table
+
+
+def number(value: float | None) -> str:
+    """Return a figure in three digits; empty for None."""
+    if value is None:
+        return ""
+    if math.isfinite(value) and value == int(value) and abs(value) < 1e6:
+        return str(int(value))
+    return f"{value:.3g}"
+
+
+def _counts(findings: Mapping[str, Finding]) -> str:
+    by = {outcome: 0 for outcome in Outcome}
+    for finding in findings.values():
+        by[finding.outcome] += 1
+    words = {Outcome.HOLDS: "hold", Outcome.REFUTED: "refuted", Outcome.UNKNOWN: "unknown"}
+    return ", ".join(f"{count} {words[outcome]}" for outcome, count in by.items() if count)

@@ -1,0 +1,120 @@
+"""The command line behind `make repro` and `make sweep`: compose first, then run what was composed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import hydra
+from omegaconf import DictConfig
+
+from harness.errors import HarnessError
+from harness.plan import Layout, Plan
+from harness.report import terminal
+from launch import config as configuration
+from launch.config import CONF, Config
+from launch.engine import Engine, Progress
+from launch.reproduce import Result, engine_for, make_plan, place, reproduce
+from launch.torchrun import command as torchrun_command
+from launch.torchrun import shown
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Compose, run, report; returns the exit code."""
+    configs: list[Config] = []
+    refused: list[HarnessError] = []
+
+    def take(cfg: DictConfig) -> None:
+        try:
+            configs.append(configuration.read(cfg))
+        except HarnessError as error:
+            refused.append(error)
+
+    try:
+        configuration.check_arguments(arguments)
+        code = compose(arguments, take)
+        if refused:
+            raise refused[0]
+        if code or not configs:
+            return code
+        if {"-m", "--multirun"} & set(arguments):
+            from launch import sweep
+
+            return sweep.run(configs, arguments)
+        return _one(configs[0])
+    except HarnessError as error:
+        print(f"crossrank: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def compose(arguments: Sequence[str], take: Callable[[DictConfig], None]) -> int:
+    """Let Hydra compose, calling `take` once per configuration; returns 0, or 2 if it refused."""
+    folders = configuration.conf_folders()[1:]
+    search = [f"hydra.searchpath=[{','.join(f'file://{path}' for path in folders)}]"]
+    before = sys.argv
+    sys.argv = [sys.argv[0], *arguments, *(search if folders else [])]
+    try:
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(take)()
+    except SystemExit as error:
+        # Hydra ends with 1 for a command line it cannot read, as Python does for a crash.
+        return 2 if error.code == 1 else int(error.code or 0)
+    finally:
+        sys.argv = before
+    return 0
+
+
+def _one(config: Config) -> int:
+    engine = engine_for(config)
+    if config.dry_run:
+        return dry_run(config, engine.name)
+    out = terminal.console(quiet=config.quiet, stderr=config.json)
+    try:
+        result = execute(config, engine)
+    finally:
+        engine.close()
+    terminal.verdict(out, config.scenario, result.verdict)
+    for note in result.notes:
+        out.print(f"note     {note}", markup=False, soft_wrap=True)
+    terminal.paths(out, result.layout)
+    if config.json:
+        print(result.layout.verdict.read_text(encoding="utf-8"), end="")
+    elif config.quiet:
+        print(result.layout.verdict)
+    return result.verdict.conclusion.exit_code
+
+
+def execute(config: Config, engine: Engine) -> Result:
+    """Run one configuration with header and progress bar.
+
+    Raises:
+        HarnessError: if it cannot start or its directory cannot be written.
+    """
+    out = terminal.console(quiet=config.quiet, stderr=config.json)
+    where = place(config)
+    with terminal.bar(out) as show:
+
+        def started(plan: Plan) -> None:
+            terminal.header(out, config.scenario, plan, where.notice)
+
+        def changed(progress: Progress) -> None:
+            show(progress.done, progress.total, progress.arm)
+
+        return reproduce(config, engine, where, started=started, changed=changed)
+
+
+def dry_run(config: Config, engine: str) -> int:
+    """Print what would run, arm by arm, and the torchrun command; start nothing."""
+    out = terminal.console(stderr=config.json)
+    where = place(config)
+    plan = make_plan(config, where, engine, "DRY-RUN")
+    terminal.header(out, config.scenario, plan, where.notice)
+    terminal.arms(out, config.scenario, plan)
+    layout = Layout(Path(config.results) / config.name / "RUN")
+    argv = torchrun_command(plan, layout, [arm.name for arm in plan.arms], 0, port=config.port)
+    out.print("by hand, once a run has written its plan.json:")
+    out.print(shown(argv), markup=False, soft_wrap=True)
+    if config.json:
+        print(json.dumps(json.loads(plan.to_json()), indent=2))
+    return 0
