@@ -1,0 +1,165 @@
+// Lays a live plot over each drawn one, in the same box, when it comes into view.
+(() => {
+  "use strict";
+  const { charts, panels } = JSON.parse(document.getElementById("data").textContent);
+  const dashes = [[], [7, 3], [2, 2.5], [8, 3, 2, 3], [13, 4], [4, 2, 1, 2, 1, 2], [1, 4], [11, 3, 2, 3, 2, 3]];
+  const shelf = 0.1; // the share of a logarithmic axis kept for exact zeros, as in axis.py
+  const live = new Map();
+  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const small = (v) => (v === 0 ? "0" : Math.abs(v) >= 1e-3 && Math.abs(v) < 1e5 ? String(+v.toPrecision(4)) : v.toExponential(2).replace("e+", "e"));
+  const whole = (v) => (typeof v === "string" ? v : String(v));
+
+  function place(chart, v) {
+    if (!chart.log) return (v - chart.low) / (chart.high - chart.low);
+    if (v <= 0) return 0;
+    const low = Math.log10(chart.low), room = chart.zero ? shelf : 0;
+    return room + ((1 - room) * (Math.log10(v) - low)) / (Math.log10(chart.high) - low);
+  }
+  function value(chart, p) {
+    if (!chart.log) return chart.low + p * (chart.high - chart.low) - chart.base;
+    const low = Math.log10(chart.low), room = chart.zero ? shelf : 0;
+    if (p < room) return 0;
+    return 10 ** (low + ((p - room) / (1 - room)) * (Math.log10(chart.high) - low));
+  }
+
+  // A missing record joins its neighbours; a value that is not finite breaks the line.
+  const heights = (chart, values) =>
+    values.map((v) => (v === null ? undefined : typeof v === "string" ? null : place(chart, v)));
+
+  function marks(u, chart, panel, colours) {
+    const { ctx } = u, ratio = devicePixelRatio;
+    ctx.save();
+    ctx.font = `700 ${13 * ratio}px sans-serif`;
+    ctx.textAlign = "center";
+    panel.y.forEach((values, line) => {
+      if (!u.series[line + 1].show) return;
+      ctx.fillStyle = colours[panel.lines[line][1]];
+      let before = null;
+      values.forEach((v, i) => {
+        if (v === null) return;
+        const odd = typeof v === "string" ? v : null;
+        const x = u.valToPos(panel.x[i], "x", true);
+        if (odd && odd !== before && x >= u.bbox.left && x <= u.bbox.left + u.bbox.width) {
+          const y = odd === "-inf" ? u.bbox.top + u.bbox.height - 4 * ratio : u.bbox.top + 11 * ratio;
+          ctx.fillText({ nan: "×", inf: "▲", "-inf": "▼" }[odd], x, y);
+        }
+        before = odd;
+      });
+    });
+    ctx.restore();
+  }
+
+  function floor(u, chart) {
+    if (chart.floor === null || chart.floor <= 0) return;
+    const { ctx, bbox } = u;
+    const top = Math.max(bbox.top, u.valToPos(chart.floor, "y", true)), end = bbox.top + bbox.height;
+    if (top >= end) return;
+    ctx.save();
+    ctx.fillStyle = css("--floor");
+    ctx.fillRect(bbox.left, top, bbox.width, end - top);
+    ctx.restore();
+  }
+
+  function tooltip(chart, panel) {
+    const tip = document.createElement("div");
+    tip.className = "tip";
+    tip.hidden = true;
+    return {
+      hooks: {
+        init: (u) => u.over.append(tip),
+        setCursor: (u) => {
+          const { idx, left, top } = u.cursor;
+          tip.hidden = idx == null || left < 0 || !u.over.matches(":hover");
+          if (tip.hidden) return;
+          const rows = panel.lines
+            .map(([label, colour], i) => ({ label, colour, v: panel.y[i][idx], p: u.data[i + 1][idx] }))
+            .filter((row) => row.v !== null)
+            .sort((a, b) => (b.p ?? 2) - (a.p ?? 2));
+          const head = document.createElement("b");
+          head.textContent = `step ${panel.x[idx]}`;
+          tip.replaceChildren(head, ...rows.map((row) => {
+            const item = document.createElement("div");
+            const swatch = item.appendChild(document.createElement("span"));
+            swatch.className = `swatch c${row.colour}`;
+            item.appendChild(document.createElement("span")).textContent = row.label;
+            item.appendChild(document.createElement("span")).textContent = whole(row.v);
+            return item;
+          }));
+          const right = left > u.over.clientWidth / 2;
+          tip.style.left = right ? "auto" : `${left + 12}px`;
+          tip.style.right = right ? `${u.over.clientWidth - left + 12}px` : "auto";
+          tip.style.top = `${Math.max(0, Math.min(top - 10, u.over.clientHeight - 30))}px`;
+        },
+      },
+    };
+  }
+
+  function build(box) {
+    const chart = charts[box.dataset.chart], panel = panels[box.dataset.chart][box.dataset.panel];
+    const colours = [0, 1, 2, 3, 4, 5, 6].map((n) => css(`--c${n}`));
+    const soft = css("--soft"), rule = css("--rule"), sans = css("--sans");
+    const edges = panel.lines.flatMap((line, i) => (line[3] ? [i + 1] : []));
+    const sparse = panel.x.length <= 24;
+    const axis = { stroke: soft, font: `11px ${sans}`, ticks: { show: false } };
+    const span = chart.x[0] === chart.x[1] ? [chart.x[0] - 1, chart.x[1] + 1] : chart.x;
+    const u = new uPlot({
+      width: box.clientWidth, height: box.clientHeight, padding: [8, 10, 0, 0],
+      legend: { show: false },
+      cursor: { drag: { x: true, y: true, uni: 24 }, sync: { key: `chart${box.dataset.chart}` }, points: { size: 6 } },
+      scales: {
+        x: { time: false, range: (_, low, high) => (low == null ? span : [Math.max(low, span[0]), Math.min(high, span[1])]) },
+        y: { range: (u, low, high) => (u.zoomed && low != null ? [low, high] : [0, 1]) },
+      },
+      axes: [
+        { ...axis, size: 26, gap: 5, space: chart.height > 200 ? 80 : 60, grid: { show: false },
+          incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 1e7, 1e8, 1e9] },
+        { ...axis, size: 52, gap: 6, space: 28, grid: { stroke: rule, width: 1 },
+          splits: (u, _, low, high, step) => {
+            if (low <= 0 && high >= 1) return chart.ticks.map(([at]) => at);
+            const found = [];
+            for (let p = Math.ceil(low / step) * step; p <= high; p += step) found.push(p);
+            return found;
+          },
+          values: (u, splits) => {
+            const labels = new Map(chart.ticks);
+            return splits.map((p) => labels.get(p) ?? small(value(chart, p)));
+          } },
+      ],
+      bands: edges.length === 2 ? [{ series: edges, fill: `${colours[panel.lines[edges[0] - 1][1]]}2a` }] : [],
+      series: [{}, ...panel.lines.map(([label, colour, dash, edge]) => ({
+        label, stroke: colours[colour], width: edge ? 1 : 1.75, dash: dashes[dash],
+        points: { show: (u, i) => !edge && sparse, size: 5, fill: colours[colour], stroke: colours[colour] },
+      }))],
+      hooks: {
+        drawClear: [(u) => floor(u, chart)],
+        draw: [(u) => marks(u, chart, panel, colours)],
+        setSelect: [(u) => { u.zoomed = u.select.height > 0 && u.select.height < u.over.clientHeight; }],
+      },
+      plugins: [tooltip(chart, panel)],
+    }, [panel.x, ...panel.y.map((values) => heights(chart, values))], box);
+    u.over.addEventListener("dblclick", () => { u.zoomed = false; });
+    u.root.setAttribute("aria-hidden", "true"); // the drawing under it stays the one that is read out
+    box.classList.add("live");
+    live.set(box, u);
+  }
+
+  const boxes = document.querySelectorAll(".plot");
+  if (!boxes.length) return;
+  document.documentElement.classList.add("scripted");
+  const seen = new IntersectionObserver((entries) => {
+    for (const { isIntersecting, target } of entries) {
+      if (!isIntersecting) continue;
+      seen.unobserve(target);
+      build(target);
+    }
+  }, { rootMargin: "300px" });
+  const sized = new ResizeObserver((entries) => {
+    for (const { target } of entries) {
+      live.get(target)?.setSize({ width: target.clientWidth, height: target.clientHeight });
+    }
+  });
+  boxes.forEach((box) => { seen.observe(box); sized.observe(box); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    for (const [box, u] of live) { u.destroy(); build(box); }
+  });
+})();

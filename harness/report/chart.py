@@ -1,0 +1,249 @@
+"""From records to what a chart shows: which metrics, which arms in which panel, which lines.
+
+Ranks whose values are the same bit for bit share one line, and arms of one role whose lines are
+the same share one panel, so that what is drawn is what differs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.report.axis import Axis, fit
+from harness.report.wording import number, rank_list
+from harness.scenario import Plot, Role, Scenario
+from harness.tables import Tables
+
+MOST_CHARTS = 8
+"""Charts that are chosen when a scenario names none."""
+MOST_LINES = 8
+"""An arm with more ranks that differ is drawn as a band, rank 0 and its edges."""
+SHARED_PANEL = 8
+"""Up to so many lines in all, the arms are drawn over each other; else side by side."""
+
+COLOURS = 7
+"""Hues that stay apart for colour-blind readers; 0 is grey and belongs to the reference."""
+_ROLE = {Role.REFERENCE: 0, Role.FAULTY: 1, Role.FIXED: 2, Role.CONTROL: 3}
+
+Points = dict[int, float]
+Series = dict[tuple[str, int], Points]
+"""(arm, rank) -> step -> value, of repeat 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One line of a chart."""
+
+    arms: tuple[str, ...]
+    """The arms it stands for: more than one if they agree bit for bit."""
+    label: str
+    """The ranks it stands for, in words."""
+    rank: int
+    """The lowest of them; it decides the dash."""
+    points: Points
+    edge: bool = False
+    """True for the upper and lower edge of a band over many ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One set of axes."""
+
+    lines: tuple[Line, ...]
+
+    @property
+    def groups(self) -> list[tuple[str, ...]]:
+        """The arms that share a line, group by group."""
+        return list(dict.fromkeys(line.arms for line in self.lines))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """One metric over the steps; all panels share both axes."""
+
+    title: str
+    metric: str
+    phase: str | None
+    unit: str
+    axis: Axis
+    first: int
+    last: int
+    floor: float | None
+    panels: tuple[Panel, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def shared(self) -> bool:
+        """True if the arms are drawn over each other in one panel."""
+        return len(self.panels) == 1 and len(self.panels[0].groups) > 1
+
+
+def colours(scenario: Scenario) -> dict[str, int]:
+    """Return a colour number for each arm: its own while there are enough, else its role's."""
+    found: dict[str, int] = {}
+    spare = [n for n in range(COLOURS) if n not in {_ROLE[arm.role] for arm in scenario.arms}]
+    for arm in scenario.arms:
+        number_ = _ROLE[arm.role]
+        if len(scenario.arms) <= COLOURS and number_ in found.values():
+            number_ = spare.pop(0)
+        found[arm.name] = number_
+    return found
+
+
+def charts(scenario: Scenario, tables: Tables) -> list[Chart]:
+    """Return the charts a scenario asks for, or else those of the metrics that vary."""
+    plots = list(scenario.plots)
+    by_metric = _collect(tables, {(plot.metric, plot.phase) for plot in plots})
+    if not plots:
+        plots = _choose(by_metric)
+    order = [arm.name for arm in scenario.arms]
+    order += [arm.name for arm in tables.plan.arms if arm.name not in order]
+    looks = colours(scenario)
+    return [
+        _chart(plot, by_metric.get((plot.metric, plot.phase), {}), order, looks, tables)
+        for plot in plots
+    ]
+
+
+def _collect(
+    tables: Tables, wanted: set[tuple[str, str | None]]
+) -> dict[tuple[str, str | None], Series]:
+    """Read the numeric metrics in one pass, since looking each up would cost a pass each."""
+    names: dict[str, list[str | None]] = {}
+    for metric, phase in wanted:
+        names.setdefault(metric, []).append(phase)
+    everything: list[str | None] = [None]
+    found: dict[tuple[str, str | None], Series] = {}
+    for arm, rank, row in tables.rows():
+        if row.repeat:
+            continue
+        for name, value in row.metrics.items():
+            phases = names.get(name) if wanted else everything
+            if phases is None or value.__class__ not in (float, int):
+                continue
+            for phase in phases:
+                if phase is None or phase == row.phase:
+                    series = found.setdefault((name, phase), {})
+                    series.setdefault((arm, rank), {})[row.step] = float(value)  # type: ignore[arg-type]
+    return found
+
+
+def _choose(by_metric: Mapping[tuple[str, str | None], Series]) -> list[Plot]:
+    plots = []
+    for (metric, phase), series in by_metric.items():
+        values = {value for points in series.values() for value in points.values()}
+        if len(values) < 2 or max(len(points) for points in series.values()) < 2:
+            continue
+        finite = [value for value in values if math.isfinite(value)]
+        positive = [value for value in finite if value > 0.0]
+        log = (
+            bool(positive)
+            and min(finite) >= 0.0
+            and math.log10(max(positive)) - math.log10(min(positive)) > 3.0
+        )
+        plots.append(Plot(metric=metric, title=metric, phase=phase, log=log))
+    return plots[:MOST_CHARTS]
+
+
+def _chart(
+    plot: Plot,
+    series: Series,
+    order: Sequence[str],
+    looks: Mapping[str, int],
+    tables: Tables,
+) -> Chart:
+    notes: list[str] = []
+    by_arm: dict[str, dict[int, Points]] = {}
+    for (arm, rank), points in series.items():
+        by_arm.setdefault(arm, {})[rank] = points
+    shown = [arm for arm in (plot.arms or order) if arm in by_arm]
+    absent = [arm for arm in plot.arms if arm not in by_arm]
+    if absent:
+        notes.append(f"Never recorded by {', '.join(absent)}.")
+    floor = _floor(plot, tables, notes)
+    lines = {arm: _lines(arm, by_arm[arm], notes) for arm in shown}
+    panels = _panels(shown, lines, looks)
+    drawn = [line.points for panel in panels for line in panel.lines]
+    axis = fit((v for points in drawn for v in points.values()), log=plot.log, floor=floor)
+    if plot.log and not axis.log and drawn:
+        notes.append("Drawn on a linear axis: there are values that have no logarithm.")
+    if axis.base:
+        notes.append(f"The axis counts from {axis.base!r}.")
+    steps = {step for points in drawn for step in points}
+    return Chart(
+        title=plot.title,
+        metric=plot.metric,
+        phase=plot.phase,
+        unit=plot.unit,
+        axis=axis,
+        first=min(steps, default=0),
+        last=max(steps, default=0),
+        floor=floor,
+        panels=panels,
+        notes=tuple(notes),
+    )
+
+
+def _floor(plot: Plot, tables: Tables, notes: list[str]) -> float | None:
+    if plot.floor is None:
+        return None
+    try:
+        floor = float(plot.floor(tables))
+    except Exception as error:  # a chart without its band is better than no page
+        notes.append(f"The rounding floor is not drawn: {error}.")
+        return None
+    if not math.isfinite(floor):
+        notes.append(f"The rounding floor is not drawn: it came out as {number(floor)}.")
+        return None
+    return floor
+
+
+def _lines(arm: str, by_rank: Mapping[int, Points], notes: list[str]) -> tuple[Line, ...]:
+    groups: dict[tuple[tuple[int, ...], bytes], list[int]] = {}
+    for rank in sorted(by_rank):
+        groups.setdefault(_bits(by_rank[rank]), []).append(rank)
+    lines = [
+        Line(arms=(arm,), label=rank_list(ranks), rank=ranks[0], points=by_rank[ranks[0]])
+        for ranks in groups.values()
+    ]
+    if len(lines) <= MOST_LINES:
+        return tuple(lines)
+    notes.append(f"{arm}: a band over all {len(by_rank)} ranks, and rank {lines[0].rank} in it.")
+    steps = sorted({step for points in by_rank.values() for step in points})
+    edges = []
+    for label, pick in (("largest of all ranks", max), ("smallest of all ranks", min)):
+        points: Points = {}
+        for step in steps:
+            values = [points_[step] for points_ in by_rank.values() if step in points_]
+            finite = [value for value in values if math.isfinite(value)]
+            points[step] = pick(finite) if finite else values[0]
+        edges.append(Line(arms=(arm,), label=label, rank=0, points=points, edge=True))
+    alone = dataclasses.replace(lines[0], label=f"rank {lines[0].rank}")
+    return (*edges, alone)
+
+
+def _bits(points: Points) -> tuple[tuple[int, ...], bytes]:
+    # Bytes tell -0.0 from 0.0 and find a NaN equal to itself, where == does neither.
+    return tuple(points), array("d", points.values()).tobytes()
+
+
+def _panels(
+    shown: Sequence[str], lines: Mapping[str, tuple[Line, ...]], looks: Mapping[str, int]
+) -> tuple[Panel, ...]:
+    alike: dict[object, list[str]] = {}
+    crowded = len(looks) > COLOURS
+    for arm in shown:
+        key = tuple((line.label, *_bits(line.points)) for line in lines[arm])
+        alike.setdefault((looks.get(arm) if crowded else None, key), []).append(arm)
+    groups = [
+        [dataclasses.replace(line, arms=tuple(arms)) for line in lines[arms[0]]]
+        for arms in alike.values()
+    ]
+    flat = tuple(line for group in groups for line in group)
+    hues = [looks.get(group[0].arms[0], 0) for group in groups]
+    if len(groups) > 1 and len(flat) <= SHARED_PANEL and len(set(hues)) == len(hues):
+        return (Panel(lines=flat),)
+    return tuple(Panel(lines=tuple(group)) for group in groups)
