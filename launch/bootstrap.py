@@ -49,9 +49,13 @@ def main(arguments: Sequence[str]) -> int:
     """Bring the environment named by the last argument up to date; return the exit code.
 
     `--default` before it says that nobody chose this interpreter: an environment that is there
-    then keeps the one it was made from.
+    then keeps the one it was made from. `--check` alone only looks at the interpreter's version.
     """
-    venv = Folder(Path.cwd() / arguments[-1])
+    if "--check" in arguments:
+        _check_version()
+        return 0
+    # resolve() would follow links: this only makes the path absolute.
+    venv = Folder(Path(os.path.abspath(arguments[-1])))  # noqa: PTH100
     if "--again" not in arguments:
         _use_the_right_python(venv, chosen="--default" not in arguments)
     _check_version()

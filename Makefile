@@ -1,0 +1,127 @@
+## crossrank: reproduce failures of distributed training, judged against a measured floor
+##
+##   make repro scenario=NAME gpus=4   run one failure and say what is true; creates .venv first
+##   make sweep scenario=NAME gpus=2,4 seed=1,2,3     every combination, in one table
+##   make list                         the scenarios and what each one shows
+##   make judge run=results/NAME/RUN   recompute the verdict of a finished run, without ranks
+##   make report run=results/NAME/RUN  write its report again
+##   make doctor                       what this machine can run, to paste into an issue
+##
+##   make test [args='-k floor -x']    all tests that this machine can run
+##   make check                        lint, types, layers, test: what CI runs
+##   make lint | types | layers        one part of it          make format   repair the style
+##   make test-gpu                     only the tests that need a CUDA device
+##   make bench                        speed, as ratios
+##   make wheel                        build dist/crossrank-*.whl, and try it where nothing else is
+##   make lock                         write constraints.txt again (needs uv)
+##   make clean                        remove caches and dist/; .venv and results/ stay
+##
+##   PYTHON=/path/to/python3           the Python to use; if it has torch, that torch is used
+##   VENV=.venv                        where the environment lives
+##
+## Every other KEY=VALUE reaches Hydra as typed, quoted for the shell where the shell needs it:
+##   make repro scenario=NAME 'scenario.sizes=[1,2]' "tracker.project=two words"
+## Hydra's own options need the module itself: .venv/bin/python -m launch --cfg job scenario=NAME
+##
+## Exit codes of `python -m launch`: 0 verdict as the scenario expects, 10 another verdict,
+## 11 inconclusive, 12 prerequisite missing. make turns every code but 0 into 2: scripts read
+## verdict.json in the run's folder, or call the module.
+
+VENV ?= .venv
+PYTHON ?= python3
+
+.DEFAULT_GOAL := help
+.SUFFIXES:
+.DELETE_ON_ERROR:
+.PHONY: help repro sweep list judge report doctor test check lint types layers format test-gpu \
+        bench wheel lock clean FORCE
+
+# make would expand the `$` in an exported value, and fail at an unmatched one. The values travel
+# in MAKEFLAGS instead, which launch/make_arguments.py reads.
+unexport $(foreach word,$(MAKEOVERRIDES),$(firstword $(subst =, ,$(word))))
+
+VENV_PYTHON := $(VENV)/bin/python
+READY := $(VENV)/.crossrank-stamp
+WITH := -I -S launch/make_arguments.py
+RUN := @$(VENV_PYTHON) $(WITH)
+LISTER := $(if $(wildcard $(READY)),$(VENV_PYTHON),$(PYTHON))
+# Empty unless somebody chose a Python; then the environment is compared with it every time.
+CHOSEN := $(filter-out file,$(firstword $(origin PYTHON)))
+
+help:
+	@sed -n 's/^## \{0,1\}//p' Makefile
+
+$(READY): constraints.txt pyproject.toml $(VENV_PYTHON) $(if $(CHOSEN),FORCE)
+	@command -v $(PYTHON) >/dev/null || \
+	  { echo "crossrank: there is no $(PYTHON); type: make PYTHON=/path/to/python3.12 ..." >&2; \
+	    exit 1; }
+	@$(PYTHON) launch/bootstrap.py $(if $(CHOSEN),,--default) $(VENV)
+
+# Made by the rule above. A dangling link, as in a folder mounted into a container, counts as absent.
+$(VENV_PYTHON): ;
+FORCE: ;
+
+repro: $(READY)
+	$(RUN) all launch
+
+sweep: $(READY)
+	$(RUN) all launch -m
+
+# Needs no package, so it waits for no installation.
+list:
+	@$(LISTER) launch/bootstrap.py --check
+	@$(LISTER) $(WITH) only "" launch.list
+
+judge: $(READY)
+	$(RUN) only run launch.judge
+
+report: $(READY)
+	$(RUN) only run launch.report
+
+doctor: $(READY)
+	$(RUN) only "" launch.doctor
+
+test: $(READY)
+	$(RUN) only 'args*' pytest
+
+test-gpu: $(READY)
+	$(RUN) only 'args*' pytest -m gpu
+
+bench: $(READY)
+	$(RUN) only 'args*' pytest -m benchmark --capture=no
+
+check: lint types layers test
+
+lint: $(READY)
+	@$(VENV_PYTHON) -m ruff check .
+	@$(VENV_PYTHON) -m ruff format --check .
+
+types: $(READY)
+	@$(VENV_PYTHON) -m mypy
+
+layers: $(READY)
+	@$(VENV_PYTHON) -c 'from importlinter.cli import lint_imports_command as run; run()'
+
+format: $(READY)
+	@$(VENV_PYTHON) -m ruff check --fix .
+	@$(VENV_PYTHON) -m ruff format .
+
+wheel: $(READY)
+	@$(VENV_PYTHON) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@$(VENV_PYTHON) -m pytest tests/test_wheel.py
+	@ls dist/*.whl
+
+lock:
+	@mkdir -p build
+	@printf '%s\n' filelock fsspec jinja2 networkx setuptools sympy typing-extensions \
+	  > build/torch-needs.txt
+	@echo "torch ; python_version < '3'" > build/no-torch.txt
+	@sed '/^torch==/q' constraints.txt > build/constraints.txt
+	@uv pip compile --quiet --universal --python-version 3.10 --extra repro --extra dev \
+	  --overrides build/no-torch.txt --no-annotate --no-header \
+	  pyproject.toml build/torch-needs.txt >> build/constraints.txt
+	@mv build/constraints.txt constraints.txt
+
+clean:
+	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find harness scenarios launch tests -name __pycache__ -prune -exec rm -rf {} +
