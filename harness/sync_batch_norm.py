@@ -174,9 +174,14 @@ def _average_into(running: Tensor | None, batch: Tensor, momentum: float) -> Non
 
 def batch_norm_stats(input: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return this rank's mean and 1/sqrt(biased variance + eps), each of shape (C,)."""
-    var, mean = torch.var_mean(input.to(torch.float64), _over(input), correction=0)
-    kept = _statistics_dtype(input)
-    return mean.to(kept), (var + eps).rsqrt().to(kept)
+    over, kept = _over(input), _statistics_dtype(input)
+    wide = input.to(torch.float64)
+    mean = wide.mean(over)
+    # A second pass takes out what the first mean was rounded by: float64 input may need it.
+    centred = wide - _wide(mean, input)
+    rest = centred.mean(over)
+    var = centred.square().mean(over) - rest.square()
+    return (mean + rest).to(kept), (var + eps).rsqrt().to(kept)
 
 
 def batch_norm_gather_stats_with_counts(
