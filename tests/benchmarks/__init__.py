@@ -1,0 +1,1 @@
+"""Ratios measured in one run, printed; nothing here is a timed test."""
