@@ -30,7 +30,12 @@ Metrics = Callable[[str, int, int], Mapping[str, Value]]
 
 
 def record(
-    root: Path, arms: Mapping[str, int], steps: int, metrics: Metrics, *, phases: tuple[str, ...] = ("",)
+    root: Path,
+    arms: Mapping[str, int],
+    steps: int,
+    metrics: Metrics,
+    *,
+    phases: tuple[str, ...] = ("",),
 ) -> Layout:
     """Write the streams of a run in which every rank came to its end."""
     layout = Layout(root)
@@ -112,7 +117,13 @@ def toy(**changes: Any) -> Scenario:
             ),
         ),
         "arms": (
-            Arm(name="one", role=Role.REFERENCE, about="one process", options={"clip": True}, ranks=1),
+            Arm(
+                name="one",
+                role=Role.REFERENCE,
+                about="one process",
+                options={"clip": True},
+                ranks=1,
+            ),
             Arm(
                 name="clip_rank1",
                 role=Role.FAULTY,
@@ -155,7 +166,7 @@ def _clip_is_lost(tables: Tables) -> Finding:
 
 
 def metrics(arm: str, rank: int, step: int) -> Mapping[str, Value]:
-    """Return curves: ranks agree in the reference and the fix, and drift apart in the faulty arm."""
+    """Return curves that agree between ranks and arms, except in the faulty arm."""
     drift = 10 ** (-6 + step / 8) * (1 + rank) if arm == "clip_rank1" else 2e-8 * (1 + step / 40)
     loss: float = 0.7 * math.exp(-step / 15) + (0.02 * rank if arm == "clip_rank1" else 0.0)
     if arm == "clip_rank1" and rank == 2 and step >= 30:

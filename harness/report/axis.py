@@ -46,7 +46,10 @@ class Axis:
         if not self.log:
             scale, top = 1000.0 / (self.high - self.low), self.high
             return [round((top - value) * scale) for value in values]
-        return [round(1000.0 * (1.0 - self.place(value))) for value in values]
+        shelf = SHELF if self.zero else 0.0
+        top, log10 = math.log10(self.high), math.log10
+        scale = 1000.0 * (1 - shelf) / (top - log10(self.low))
+        return [round((top - log10(v)) * scale) if v > 0.0 else 1000 for v in values]
 
     @property
     def base(self) -> float:
@@ -100,7 +103,8 @@ def fit(values: Iterable[float], *, log: bool, floor: float | None) -> Axis:
     pad = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
     if not math.isfinite(pad):
         return Axis(low=low / 2, high=high / 2)
-    return Axis(low=low if low == 0.0 else low - pad, high=high + pad)
+    # A curve that never goes below zero gets an axis that does not either.
+    return Axis(low=max(low - pad, 0.0) if low >= 0.0 else low - pad, high=high + pad)
 
 
 def step_ticks(first: int, last: int, most: int = 5) -> list[int]:
@@ -127,6 +131,7 @@ def _label(value: float, step: float) -> str:
 
 
 def _power(value: float) -> str:
-    return number(value) if 1e-2 <= value < 1e4 else f"{value:.0e}".replace("e-0", "e-").replace(
-        "e+0", "e"
-    ).replace("e+", "e")
+    if 1e-2 <= value < 1e4:
+        return number(value)
+    mantissa, _, exponent = f"{value:.0e}".partition("e")
+    return f"{mantissa}e{int(exponent)}"

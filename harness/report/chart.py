@@ -7,6 +7,7 @@ the same share one panel, so that what is drawn is what differs.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from array import array
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,20 @@ Series = dict[tuple[str, int], Points]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Span:
+    """Where a line begins and ends, and its extremes."""
+
+    first: float
+    last: float
+    low: float | None
+    """The smallest finite value; None if there is none."""
+    high: float | None
+    count: int
+    odd: int
+    """How many values are not finite."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Line:
     """One line of a chart."""
 
@@ -47,12 +62,29 @@ class Line:
     edge: bool = False
     """True for the upper and lower edge of a band over many ranks."""
 
+    @functools.cached_property
+    def span(self) -> Span:
+        """Return the line's ends and extremes."""
+        values = list(self.points.values())
+        # One sum is finite only if all are, and costs far less than asking each.
+        finite = values if math.isfinite(sum(values)) else [v for v in values if math.isfinite(v)]
+        return Span(
+            first=self.points[min(self.points)],
+            last=self.points[max(self.points)],
+            low=min(finite, default=None),
+            high=max(finite, default=None),
+            count=len(values),
+            odd=len(values) - len(finite),
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
     """One set of axes."""
 
     lines: tuple[Line, ...]
+    reference: bool = False
+    """True if it shows an arm that is a reference and has one line."""
 
     @property
     def groups(self) -> list[tuple[str, ...]]:
@@ -79,6 +111,14 @@ class Chart:
     def shared(self) -> bool:
         """True if the arms are drawn over each other in one panel."""
         return len(self.panels) == 1 and len(self.panels[0].groups) > 1
+
+    @property
+    def reference(self) -> int | None:
+        """The panel whose first line the others are compared with; None if they share one."""
+        if len(self.panels) < 2:
+            return None
+        found = [at for at, panel in enumerate(self.panels) if panel.reference]
+        return found[0] if found else None
 
 
 def colours(scenario: Scenario) -> dict[str, int]:
@@ -117,24 +157,32 @@ def _collect(
         names.setdefault(metric, []).append(phase)
     everything: list[str | None] = [None]
     found: dict[tuple[str, str | None], Series] = {}
+    owner: tuple[str, int] | None = None
+    mine: dict[tuple[str, str | None], Points] = {}
     for arm, rank, row in tables.rows():
         if row.repeat:
             continue
+        if owner != (arm, rank):
+            owner, mine = (arm, rank), {}
+        step = row.step
         for name, value in row.metrics.items():
-            phases = names.get(name) if wanted else everything
-            if phases is None or value.__class__ not in (float, int):
+            if value.__class__ is not float and value.__class__ is not int:
                 continue
-            for phase in phases:
-                if phase is None or phase == row.phase:
-                    series = found.setdefault((name, phase), {})
-                    series.setdefault((arm, rank), {})[row.step] = float(value)  # type: ignore[arg-type]
+            for phase in names.get(name, ()) if wanted else everything:
+                if phase is not None and phase != row.phase:
+                    continue
+                points = mine.get((name, phase))
+                if points is None:
+                    points = mine[name, phase] = {}
+                    found.setdefault((name, phase), {})[owner] = points
+                points[step] = value
     return found
 
 
 def _choose(by_metric: Mapping[tuple[str, str | None], Series]) -> list[Plot]:
     plots = []
     for (metric, phase), series in by_metric.items():
-        values = {value for points in series.values() for value in points.values()}
+        values: set[float] = set().union(*(points.values() for points in series.values()))
         if len(values) < 2 or max(len(points) for points in series.values()) < 2:
             continue
         finite = [value for value in values if math.isfinite(value)]
@@ -166,13 +214,13 @@ def _chart(
     floor = _floor(plot, tables, notes)
     lines = {arm: _lines(arm, by_arm[arm], notes) for arm in shown}
     panels = _panels(shown, lines, looks)
-    drawn = [line.points for panel in panels for line in panel.lines]
-    axis = fit((v for points in drawn for v in points.values()), log=plot.log, floor=floor)
+    drawn = [line for panel in panels for line in panel.lines]
+    axis = fit(_extremes(drawn, plot.log), log=plot.log, floor=floor)
     if plot.log and not axis.log and drawn:
         notes.append("Drawn on a linear axis: there are values that have no logarithm.")
     if axis.base:
         notes.append(f"The axis counts from {axis.base!r}.")
-    steps = {step for points in drawn for step in points}
+    steps = {step for line in drawn for step in line.points}
     return Chart(
         title=plot.title,
         metric=plot.metric,
@@ -185,6 +233,13 @@ def _chart(
         panels=panels,
         notes=tuple(notes),
     )
+
+
+def _extremes(lines: Sequence[Line], log: bool) -> list[float]:
+    found = [v for line in lines for v in (line.span.low, line.span.high) if v is not None]
+    if log and any(value <= 0.0 for value in found):
+        found += [v for line in lines for v in line.points.values() if v > 0.0]
+    return found
 
 
 def _floor(plot: Plot, tables: Tables, notes: list[str]) -> float | None:
@@ -236,14 +291,23 @@ def _panels(
     alike: dict[object, list[str]] = {}
     crowded = len(looks) > COLOURS
     for arm in shown:
-        key = tuple((line.label, *_bits(line.points)) for line in lines[arm])
+        key = tuple(_bits(line.points) for line in lines[arm])
         alike.setdefault((looks.get(arm) if crowded else None, key), []).append(arm)
-    groups = [
-        [dataclasses.replace(line, arms=tuple(arms)) for line in lines[arms[0]]]
-        for arms in alike.values()
-    ]
+    groups = [_merge(arms, lines) for arms in alike.values()]
     flat = tuple(line for group in groups for line in group)
     hues = [looks.get(group[0].arms[0], 0) for group in groups]
     if len(groups) > 1 and len(flat) <= SHARED_PANEL and len(set(hues)) == len(hues):
         return (Panel(lines=flat),)
-    return tuple(Panel(lines=tuple(group)) for group in groups)
+    return tuple(
+        Panel(lines=tuple(group), reference=len(group) == 1 and hue == 0)
+        for group, hue in zip(groups, hues, strict=True)
+    )
+
+
+def _merge(arms: Sequence[str], lines: Mapping[str, tuple[Line, ...]]) -> list[Line]:
+    labels = {line.label for arm in arms for line in lines[arm]}
+    alone = len(lines[arms[0]]) == 1 and len(labels) > 1
+    return [
+        dataclasses.replace(line, arms=tuple(arms), label="all ranks" if alone else line.label)
+        for line in lines[arms[0]]
+    ]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from harness.report import svg
 from harness.report.chart import Chart, Line, Panel
-from harness.report.sections import ident, section, table, text
-from harness.report.wording import number
+from harness.report.markup import ident, section, table, text
+from harness.report.wording import DASH, TIMES, number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +18,8 @@ class Detail:
 
     points: int
     """Values drawn, over all charts."""
-    data: bool
-    """True to add the values for hover and zoom."""
+    digits: int
+    """Digits of the values for hover and zoom; 0 = no live plots."""
     numbers: bool
     """True to add a table of the curves' ends and extremes."""
 
@@ -30,7 +29,8 @@ class Drawn:
     """The section, and what its live plots read."""
 
     html: str
-    data: dict[str, Any] = field(default_factory=dict)
+    data: str = ""
+    """JSON; empty if there are to be no live plots."""
 
 
 def draw_all(
@@ -40,20 +40,20 @@ def draw_all(
     lines = sum(len(panel.lines) for chart in charts for panel in chart.panels)
     columns = max(8, detail.points // (2 * max(1, lines)))
     figures: list[str] = []
-    scales: list[dict[str, Any]] = []
-    panels: list[list[dict[str, Any]]] = []
+    scales: list[str] = []
+    panels: list[str] = []
     for index, chart in enumerate(charts):
         grids = [
             svg.grid(panel, min(columns, 560 if chart.shared else 240)) for panel in chart.panels
         ]
         figures.append(_figure(index, chart, grids, colours, detail))
-        scales.append(svg.scale(chart))
-        panels.append(
-            [
-                svg.series(chart, panel, data, colours)
-                for panel, data in zip(chart.panels, grids, strict=True)
+        if detail.digits:
+            scales.append(_json(svg.scale(chart, chart.reference)))
+            live = [
+                svg.series(chart, panel, grid, colours, detail.digits)
+                for panel, grid in zip(chart.panels, grids, strict=True)
             ]
-        )
+            panels.append(f"[{','.join(live)}]")
     if not figures and not left_out:
         figures.append("<p>No metric was recorded that varies over the steps.</p>")
     if left_out:
@@ -68,8 +68,12 @@ def draw_all(
         "</span></p>"
     )
     html = section("curves", "Curves", lead + "".join(figures))
-    has_data = detail.data and any(chart.panels for chart in charts)
-    return Drawn(html=html, data={"charts": scales, "panels": panels} if has_data else {})
+    data = f'{{"charts":[{",".join(scales)}],"panels":[{",".join(panels)}]}}'
+    return Drawn(html=html, data=data if detail.digits and lines else "")
+
+
+def _json(data: object) -> str:
+    return json.dumps(data, allow_nan=False, separators=(",", ":"))
 
 
 def _figure(
@@ -79,23 +83,27 @@ def _figure(
     colours: Mapping[str, int],
     detail: Detail,
 ) -> str:
-    where = f" · {text(chart.phase)}" if chart.phase else ""
-    unit = f" · {text(chart.unit)}" if chart.unit else ""
-    log = " · log scale" if chart.axis.log else ""
+    facts = [f"<code>{text(chart.metric)}</code>"] if chart.metric != chart.title else []
+    facts += [text(fact) for fact in (chart.phase, chart.unit) if fact]
+    facts += ["log scale"] if chart.axis.log else []
     parts = [
-        f'<figure><figcaption><h3>{text(chart.title)}</h3><p class="sub"><code>'
-        f"{text(chart.metric)}</code>{where}{unit}{log}</p></figcaption>"
+        f'<figure><figcaption><h3>{text(chart.title)}</h3><p class="sub">{" · ".join(facts)}</p>'
+        "</figcaption>"
     ]
     if not chart.panels:
         parts.append("<p>No arm of this run recorded this metric.</p>")
     parts.append(_legend(chart, colours))
+    frame = svg.frame(chart)
     parts.append(f'<div class="panels{" shared" if chart.shared else ""}">')
     for at, (panel, data) in enumerate(zip(chart.panels, grids, strict=True)):
         name = f"p{index}-{at}"
         groups = panel.groups
         label = f"{chart.title}: " + ", ".join(" = ".join(arms) for arms in groups)
         head = "" if chart.shared else _panel_head(panel, groups[0], colours)
-        drawing = svg.draw(chart, panel, data, colours, name=name, label=label)
+        shadow = "" if chart.reference is None else f"p{index}-{chart.reference}"
+        drawing = svg.draw(
+            chart, panel, data, colours, frame=frame, shadow=shadow, name=name, label=label
+        )
         height = svg.TALL if chart.shared else svg.SMALL
         parts.append(
             f'<div class="panel">{head}<div class="plot" data-chart="{index}" '
@@ -126,9 +134,7 @@ def _legend(chart: Chart, colours: Mapping[str, int]) -> str:
     if chart.shared:
         for arms in chart.panels[0].groups:
             names = " = ".join(text(arm) for arm in arms)
-            keys.append(
-                f'<li><span class="swatch c{colours.get(arms[0], 0)}"></span>{names}</li>'
-            )
+            keys.append(f'<li><span class="swatch c{colours.get(arms[0], 0)}"></span>{names}</li>')
     lines = [line for panel in chart.panels for line in panel.lines]
     several = any(
         sum(other.arms == line.arms for other in panel.lines) > 1
@@ -143,13 +149,16 @@ def _legend(chart: Chart, colours: Mapping[str, int]) -> str:
             f"<li>{_sample(dash, edge)}{text(_rank_key(labels, edge))}</li>"
             for (dash, edge), labels in sorted(dashes.items())
         ]
+    if chart.reference is not None:
+        names = " = ".join(text(arm) for arm in chart.panels[chart.reference].lines[0].arms)
+        keys.append(f"<li>{_sample(0, edge=False, shadow=True)}{names}, for comparison</li>")
     if chart.floor is not None and chart.floor > 0.0:
         keys.append(
             '<li><span class="swatch floor"></span>rounding floor, up to '
             f"{number(chart.floor)}</li>"
         )
-    if any(not math.isfinite(v) for line in lines for v in line.points.values()):
-        keys.append("<li><b>×</b> becomes NaN, <b>▲ ▼</b> becomes ±infinite</li>")
+    if any(line.span.odd for line in lines):
+        keys.append(f"<li><b>{TIMES}</b> becomes NaN, <b>▲ ▼</b> becomes ±infinite</li>")
     return f'<ul class="legend">{"".join(keys)}</ul>' if keys else ""
 
 
@@ -159,11 +168,11 @@ def _rank_key(labels: set[str], edge: bool) -> str:
     return min(labels, key=len) if len(labels) == 1 else " or ".join(sorted(labels, key=len))
 
 
-def _sample(dash: int, edge: bool) -> str:
-    kind = "edge" if edge else "line"
+def _sample(dash: int, edge: bool, shadow: bool = False) -> str:
+    kind = "line c0" if shadow else "edge ink" if edge else "line ink"
     return (
         '<svg class="sample" width="34" height="10" aria-hidden="true">'
-        f'<path class="{kind} ink d{dash}" d="M1 5H33"/></svg>'
+        f'<path class="{kind} d{dash}" d="M1 5H33"/></svg>'
     )
 
 
@@ -182,13 +191,7 @@ def _numbers(chart: Chart) -> str:
 
 
 def _ends(line: Line) -> list[str]:
-    values = [value for _, value in sorted(line.points.items())]
-    finite = [value for value in values if math.isfinite(value)]
-    odd = len(values) - len(finite)
-    return [
-        number(values[0], 6),
-        number(values[-1], 6),
-        number(min(finite, default=None), 6),
-        number(max(finite, default=None), 6),
-        f"{odd} of {len(values)}" if odd else "0",
-    ]
+    span = line.span
+    extremes = [DASH if value is None else f"{value:.6g}" for value in (span.low, span.high)]
+    odd = f"{span.odd} of {span.count}" if span.odd else "0"
+    return [f"{span.first:.6g}", f"{span.last:.6g}", *extremes, odd]

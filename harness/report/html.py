@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.plan import Layout, write_text
-from harness.report import sections
+from harness.report import claims, sections
 from harness.report.chart import Chart, charts, colours
-from harness.report.curves import Drawn, Detail, draw_all
-from harness.report.sections import text
-from harness.report.wording import printable
+from harness.report.curves import Detail, Drawn, draw_all
+from harness.report.markup import text
 from harness.scenario import Scenario
 from harness.tables import Tables
 from harness.verdict import Verdict
@@ -23,10 +21,11 @@ LIMIT = 1_000_000
 """Bytes a page may have: mail gateways and CI artefact viewers take that much."""
 _ASSETS = Path(__file__).parent / "assets"
 _DETAILS = (
-    Detail(points=40_000, data=True, numbers=True),
-    Detail(points=20_000, data=True, numbers=True),
-    Detail(points=20_000, data=False, numbers=True),
-    Detail(points=8_000, data=False, numbers=False),
+    Detail(points=8_000, digits=17, numbers=True),
+    Detail(points=40_000, digits=4, numbers=True),
+    Detail(points=20_000, digits=5, numbers=True),
+    Detail(points=20_000, digits=0, numbers=True),
+    Detail(points=8_000, digits=0, numbers=False),
 )
 """How much is drawn; the next one is taken where the page would be too large."""
 
@@ -73,7 +72,10 @@ def write(
 def render(page: Page) -> str:
     """Return the page; with fewer points, then fewer charts, where it would pass the limit."""
     found = charts(page.scenario, page.tables)
-    for detail in _DETAILS:
+    values = sum(
+        line.span.count for chart in found for panel in chart.panels for line in panel.lines
+    )
+    for detail in _DETAILS[values > _DETAILS[0].points :]:
         result = _assemble(page, found, detail)
         if len(result.encode()) < LIMIT:
             return result
@@ -92,7 +94,7 @@ def _assemble(page: Page, found: Sequence[Chart], detail: Detail, left_out: int 
         [
             sections.head(scenario, page.name, tables, verdict, page.environment),
             sections.failures(verdict),
-            sections.claims(scenario, verdict),
+            claims.claims(scenario, verdict),
             drawn.html,
             sections.arms(scenario, tables, looks),
             sections.branch(scenario),
@@ -114,8 +116,7 @@ def _scripts(drawn: Drawn) -> str:
     if not drawn.data:
         return ""
     # "<" must not stand in a script element, where a text could otherwise close it.
-    data = json.dumps(drawn.data, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
-    data = printable(data).replace("<", "\\u003c")
+    data = drawn.data.replace("<", "\\u003c")
     licence = _asset("uPlot.LICENSE.txt").strip()
     return (
         f"<style>{_asset('uPlot.min.css')}</style>\n"

@@ -92,15 +92,15 @@ def _highlight(lines: tuple[str, ...]) -> list[str]:
 
 def _kind(token: tokenize.TokenInfo, before: str) -> str:
     if token.type == tokenize.COMMENT:
-        return "com"
+        return "c"
     if token.type == tokenize.STRING or tokenize.tok_name[token.type].startswith("FSTRING"):
-        return "str"
+        return "s"
     if token.type == tokenize.NUMBER:
-        return "num"
+        return "n"
     if token.type == tokenize.NAME and before in ("def", "class"):
-        return "def"
+        return "d"
     if token.type == tokenize.NAME and keyword.iskeyword(token.string):
-        return "key"
+        return "k"
     return ""
 
 

@@ -6,15 +6,17 @@ the curves stand in an inner one that is stretched to the width.
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 from harness.report.axis import Axis, step_ticks
 from harness.report.chart import Chart, Line, Panel
-from harness.report.wording import number, printable
+from harness.report.markup import text
+from harness.report.wording import TIMES, number
 
 TALL, SMALL = 260, 132
 """Height in pixels of the axes of a shared panel, and of one among many."""
@@ -41,7 +43,7 @@ def grid(panel: Panel, columns: int) -> Grid:
         ]
         return Grid(steps=steps, values=values, thinned=False)
     edges = [len(steps) * column // columns for column in range(columns + 1)]
-    parts = [steps[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [steps[a:b] for a, b in itertools.pairwise(edges)]
     return Grid(
         steps=[step for part in parts for step in (part[0], part[len(part) // 2])],
         values=[[v for part in parts for v in _thin(line, part)] for line in panel.lines],
@@ -61,38 +63,58 @@ def _thin(line: Line, steps: Sequence[int]) -> tuple[float | None, float | None]
     return (low, high) if values.index(low) <= values.index(high) else (high, low)
 
 
-def draw(
-    chart: Chart, panel: Panel, data: Grid, colours: Mapping[str, int], *, name: str, label: str
-) -> str:
-    """Return one panel as an SVG element; `name` makes its ids unique, `label` is its title."""
+def frame(chart: Chart) -> str:
+    """Return grid, ticks and floor, which all panels of a chart have in common."""
     height = TALL if chart.shared else SMALL
     axis = chart.axis
-    parts = [
-        f'<svg class="chart" role="img" aria-labelledby="{name}t {name}d" height="{height}">'
-        f'<title id="{name}t">{_text(label)}</title>'
-        f'<desc id="{name}d">{_text(_describe(chart, panel))}</desc>'
-    ]
+    parts = []
     if chart.floor is not None and chart.floor > 0.0:
         top = (1 - min(1.0, max(0.0, axis.place(chart.floor)))) * height
         parts.append(
             f'<rect class="floor" width="100%" y="{top:.1f}" height="{height - top:.1f}"/>'
         )
-    for tick in axis.ticks(5 if chart.shared else 3):
-        y = f"{(1 - tick.at) * height:.1f}"
-        parts.append(
-            f'<line class="grid" x2="100%" y1="{y}" y2="{y}"/>'
-            f'<text x="-7" y="{y}" dy=".32em" text-anchor="end">{tick.label}</text>'
-        )
+    ticks = axis.ticks(5 if chart.shared else 3)
+    lines = "".join(f"M0 {1000 * (1 - tick.at):.0f}h1000" for tick in ticks)
+    parts.append(f'{_stretched(height)}<path class="grid" d="{lines}"/></svg>')
+    for tick in ticks:
+        parts.append(f'<text class="y" y="{(1 - tick.at) * height:.1f}">{tick.label}</text>')
     for step in step_ticks(chart.first, chart.last, 8 if chart.shared else 3):
-        x = f"{_across(chart, step) / 10:.1f}%"
-        parts.append(
-            f'<line class="tick" x1="{x}" x2="{x}" y1="{height}" y2="{height + 4}"/>'
-            f'<text x="{x}" y="{height + 17}" text-anchor="middle">{step}</text>'
-        )
-    parts.append(f'<line class="axis" x2="100%" y1="{height}" y2="{height}"/>')
-    parts.append(
-        f'<svg width="100%" height="{height}" viewBox="0 0 1000 1000" preserveAspectRatio="none">'
-    )
+        parts.append(f'<text class="x" x="{_across(chart, step) / 10:.1f}%">{step}</text>')
+    return "".join(parts)
+
+
+def draw(
+    chart: Chart,
+    panel: Panel,
+    data: Grid,
+    colours: Mapping[str, int],
+    *,
+    frame: str,
+    shadow: str,
+    name: str,
+    label: str,
+) -> str:
+    """Return one panel as an SVG element.
+
+    Args:
+        chart: what the panel belongs to.
+        panel: what to draw.
+        data: its values.
+        colours: a colour number for each arm.
+        frame: what all panels of the chart have in common.
+        shadow: name of the panel whose first line is drawn under this one's, or its own name.
+        name: makes the ids on the page unique.
+        label: says what the panel shows.
+    """
+    height = TALL if chart.shared else SMALL
+    axis = chart.axis
+    parts = [
+        f'<svg class="chart" role="img" aria-labelledby="{name}t {name}d" height="{height}">'
+        f'<title id="{name}t">{text(label)}</title>'
+        f'<desc id="{name}d">{text(_describe(chart, panel))}</desc>{frame}{_stretched(height)}'
+    ]
+    if shadow not in ("", name):
+        parts.append(f'<use href="#{shadow}r"/>')
     across = [_across(chart, step) for step in data.steps]
     edges = [i for i, line in enumerate(panel.lines) if line.edge]
     if len(edges) == 2:
@@ -107,38 +129,52 @@ def draw(
         path, dots = _path(axis, across, values)
         kind = "edge" if line.edge else "line"
         if path:
-            parts.append(f'<path class="{kind} {look}{dash}" d="{path}"/>')
+            mark = f' id="{name}r"' if shadow == name and line is panel.lines[0] else ""
+            parts.append(f'<path{mark} class="{kind} {look}{dash}" d="{path}"/>')
         if dots and not line.edge:
             parts.append(f'<path class="dots {look}" d="{dots}"/>')
-        odd += _odd(across, values, look, height)
+        if line.span.odd:
+            odd += _odd(across, values, look, height)
     return "".join([*parts, "</svg>", *odd, "</svg>"])
 
 
-def series(chart: Chart, panel: Panel, data: Grid, colours: Mapping[str, int]) -> dict[str, Any]:
-    """Return what the live plot of one panel needs, as strict JSON can carry it."""
-    return {
-        "x": data.steps,
-        "y": [
-            [
-                str(value) if value is not None and not math.isfinite(value) else value
-                for value in values
-            ]
-            for values in data.values
-        ],
-        "lines": [
-            [
-                f"{' = '.join(line.arms)}, {line.label}" if chart.shared else line.label,
-                colours.get(line.arms[0], 0),
-                line.rank % DASHES,
-                int(line.edge),
-            ]
-            for line in panel.lines
-        ],
-    }
+def series(chart: Chart, panel: Panel, data: Grid, colours: Mapping[str, int], digits: int) -> str:
+    """Return what the live plot of one panel needs as strict JSON, with so many digits."""
+    lines = [
+        [
+            f"{' = '.join(line.arms)}, {line.label}" if chart.shared else line.label,
+            colours.get(line.arms[0], 0),
+            line.rank % DASHES,
+            int(line.edge),
+        ]
+        for line in panel.lines
+    ]
+    form = f"%.{digits}g"
+    values = [
+        ",".join(
+            [_json(value, form) for value in values]
+            if line.span.odd or None in values
+            else [form % value for value in values]
+        )
+        for line, values in zip(panel.lines, data.values, strict=True)
+    ]
+    return (
+        f'{{"x":{json.dumps(data.steps, separators=(",", ":"))},'
+        f'"lines":{json.dumps(lines, separators=(",", ":"))},"y":[[{"],[".join(values)}]]}}'
+    )
 
 
-def scale(chart: Chart) -> dict[str, Any]:
-    """Return the axes of a chart for the live plots of its panels."""
+def _json(value: float | None, form: str) -> str:
+    if value is None:
+        return "null"
+    return form % value if math.isfinite(value) else f'"{value}"'
+
+
+def scale(chart: Chart, shadow: int | None) -> dict[str, Any]:
+    """Return what the live plots of a chart's panels have in common, as strict JSON can carry it.
+
+    `shadow` is the panel whose first line is drawn under the lines of the others.
+    """
     axis = chart.axis
     return {
         "title": chart.title,
@@ -150,8 +186,15 @@ def scale(chart: Chart) -> dict[str, Any]:
         "floor": axis.place(chart.floor) if chart.floor is not None else None,
         "x": [chart.first, chart.last],
         "ticks": [[tick.at, tick.label] for tick in axis.ticks(5 if chart.shared else 3)],
+        "shadow": shadow,
         "height": TALL if chart.shared else SMALL,
     }
+
+
+def _stretched(height: int) -> str:
+    return (
+        f'<svg width="100%" height="{height}" viewBox="0 0 1000 1000" preserveAspectRatio="none">'
+    )
 
 
 def _across(chart: Chart, step: int) -> int:
@@ -169,30 +212,41 @@ def _outline(
     return list(zip([x for x, _ in points], axis.depths(v for _, v in points), strict=True))
 
 
-def _path(
-    axis: Axis, across: Sequence[int], values: Sequence[float | None]
-) -> tuple[str, str]:
+def _path(axis: Axis, across: Sequence[int], values: Sequence[float | None]) -> tuple[str, str]:
     """Return the curve, broken where a value is not finite, and dots where it needs them."""
+    path, dots = [], []
+    sparse = len(across) <= 24
+    for xs, ys in _runs(across, values):
+        depths = axis.depths(ys)
+        if len(xs) > 1:
+            moves = [
+                f"{x - before} {y - above}"
+                for (before, x), (above, y) in zip(
+                    itertools.pairwise(xs), itertools.pairwise(depths), strict=True
+                )
+            ]
+            path.append(f"M{xs[0]} {depths[0]}l{' '.join(moves)}")
+        if sparse or len(xs) == 1:
+            dots += [f"M{x} {y}h0" for x, y in zip(xs, depths, strict=True)]
+    return "".join(path), "".join(dots)
+
+
+def _runs(
+    across: Sequence[int], values: Sequence[float | None]
+) -> list[tuple[Sequence[int], Sequence[float]]]:
+    """Split a line where it is not finite; missing records are skipped."""
+    if None not in values and math.isfinite(sum(values)):  # type: ignore[arg-type]
+        return [(across, values)] if across else []  # type: ignore[list-item]
     runs: list[tuple[list[int], list[float]]] = [([], [])]
     for x, value in zip(across, values, strict=True):
         if value is None:
             continue
-        if value - value == 0.0:
+        if math.isfinite(value):
             runs[-1][0].append(x)
             runs[-1][1].append(value)
         elif runs[-1][0]:
             runs.append(([], []))
-    path, dots = [], []
-    sparse = len(across) <= 24
-    for xs, ys in runs:
-        if not xs:
-            continue
-        places = [f"{x} {y}" for x, y in zip(xs, axis.depths(ys), strict=True)]
-        if len(xs) > 1:
-            path.append(f"M{places[0]}L{' '.join(places[1:])}")
-        if sparse or len(xs) == 1:
-            dots += [f"M{place}h0" for place in places]
-    return "".join(path), "".join(dots)
+    return [run for run in runs if run[0]]
 
 
 def _odd(
@@ -206,7 +260,7 @@ def _odd(
             continue
         kind = "" if math.isfinite(value) else str(value)
         if kind and kind != before:
-            sign = {"nan": "×", "inf": "▲", "-inf": "▼"}[kind]
+            sign = {"nan": TIMES, "inf": "▲", "-inf": "▼"}[kind]
             y = height - 4 if kind == "-inf" else 11
             marks.append(
                 f'<text class="odd {look}" x="{x / 10:.1f}%" y="{y}" text-anchor="middle">'
@@ -217,17 +271,14 @@ def _odd(
 
 
 def _describe(chart: Chart, panel: Panel) -> str:
-    values = [v for line in panel.lines for v in line.points.values()]
-    finite = [v for v in values if math.isfinite(v)]
-    span = f"from {number(min(finite))} to {number(max(finite))}" if finite else "none finite"
-    odd = len(values) - len(finite)
-    text = (
+    spans = [line.span for line in panel.lines]
+    low = min((span.low for span in spans if span.low is not None), default=None)
+    high = max((span.high for span in spans if span.high is not None), default=None)
+    span = "none finite" if low is None else f"from {number(low)} to {number(high)}"
+    odd = sum(span.odd for span in spans)
+    words = (
         f"{chart.metric} over steps {chart.first} to {chart.last}, lines: "
         + "; ".join(f"{', '.join(line.arms)} {line.label}" for line in panel.lines)
         + f"; values {span}"
     )
-    return text + (f"; {odd} not finite." if odd else ".")
-
-
-def _text(raw: str) -> str:
-    return escape(printable(raw))
+    return words + (f"; {odd} not finite." if odd else ".")

@@ -22,6 +22,9 @@ CONCLUSIONS = {
 }
 """Conclusion -> (in two words, in one sentence)."""
 
+DASH, TIMES = "\u2013", "\u00d7"
+"""By name, since they are easily taken for a hyphen and a letter."""
+
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
@@ -49,21 +52,24 @@ def judged(scenario: Scenario, verdict: Verdict) -> list[Judged]:
 
 def tally(items: Sequence[Judged]) -> str:
     """Return how many claims came out which way: "3 claims hold, 1 is refuted, 1 unknown"."""
-    count = {
-        outcome: sum(item.finding.outcome is outcome for item in items) for outcome in Outcome
-    }
-    words = [
-        (count[Outcome.HOLDS], "claim holds", "claims hold"),
-        (count[Outcome.REFUTED], "is refuted", "are refuted"),
-        (count[Outcome.UNKNOWN], "is unknown", "are unknown"),
+    count = {outcome: sum(item.finding.outcome is outcome for item in items) for outcome in Outcome}
+    verbs = [
+        (Outcome.HOLDS, "holds", "hold"),
+        (Outcome.REFUTED, "is refuted", "are refuted"),
+        (Outcome.UNKNOWN, "is unknown", "are unknown"),
     ]
-    return ", ".join(f"{n} {one if n == 1 else many}" for n, one, many in words if n) or "no claims"
+    parts = [f"{count[o]} {one if count[o] == 1 else many}" for o, one, many in verbs if count[o]]
+    if not parts:
+        return "no claims"
+    first, _, rest = parts[0].partition(" ")
+    parts[0] = f"{first} {'claim' if first == '1' else 'claims'} {rest}"
+    return ", ".join(parts)
 
 
 def number(value: float | None, digits: int = 3) -> str:
     """Return a number short enough for a table cell; a dash for None."""
     if value is None:
-        return "–"
+        return DASH
     if isinstance(value, bool) or not math.isfinite(value):
         return str(value).lower()
     if float(value).is_integer() and abs(value) < 1e6:
@@ -74,7 +80,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def rank_list(ranks: Iterable[int]) -> str:
-    """Return ranks as ranges: "ranks 0–3", "ranks 0, 2–5", "rank 1"."""
+    """Return ranks in words, neighbours as a range: "rank 1", "ranks 0, 2"."""
     ordered = sorted(ranks)
     runs: list[list[int]] = []
     for rank in ordered:
@@ -82,7 +88,7 @@ def rank_list(ranks: Iterable[int]) -> str:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    parts = [str(a) if a == b else f"{a}–{b}" if b > a + 1 else f"{a}, {b}" for a, b in runs]
+    parts = [str(a) if a == b else f"{a}{DASH}{b}" if b > a + 1 else f"{a}, {b}" for a, b in runs]
     return ("rank " if len(ordered) == 1 else "ranks ") + ", ".join(parts)
 
 

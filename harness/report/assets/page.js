@@ -22,6 +22,14 @@
     return 10 ** (low + ((p - room) / (1 - room)) * (Math.log10(chart.high) - low));
   }
 
+  // The reference under the lines of another arm, where both were recorded at the same steps.
+  function shaded(chart, all, at) {
+    const own = all[at], from = all[chart.shadow];
+    if (!from || from === own || String(own.x) !== String(from.x)) return own;
+    const [, ...look] = from.lines[0];
+    return { x: own.x, y: [from.y[0], ...own.y], lines: [["reference", ...look], ...own.lines] };
+  }
+
   // A missing record joins its neighbours; a value that is not finite breaks the line.
   const heights = (chart, values) =>
     values.map((v) => (v === null ? undefined : typeof v === "string" ? null : place(chart, v)));
@@ -95,7 +103,7 @@
   }
 
   function build(box) {
-    const chart = charts[box.dataset.chart], panel = panels[box.dataset.chart][box.dataset.panel];
+    const chart = charts[box.dataset.chart], panel = shaded(chart, panels[box.dataset.chart], +box.dataset.panel);
     const colours = [0, 1, 2, 3, 4, 5, 6].map((n) => css(`--c${n}`));
     const soft = css("--soft"), rule = css("--rule"), sans = css("--sans");
     const edges = panel.lines.flatMap((line, i) => (line[3] ? [i + 1] : []));
@@ -111,7 +119,7 @@
         y: { range: (u, low, high) => (u.zoomed && low != null ? [low, high] : [0, 1]) },
       },
       axes: [
-        { ...axis, size: 26, gap: 5, space: chart.height > 200 ? 80 : 60, grid: { show: false },
+        { ...axis, border: { show: true, stroke: soft, width: 1 }, size: 26, gap: 5, space: chart.height > 200 ? 80 : 60, grid: { show: false },
           incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 1e7, 1e8, 1e9] },
         { ...axis, size: 52, gap: 6, space: 28, grid: { stroke: rule, width: 1 },
           splits: (u, _, low, high, step) => {
@@ -127,7 +135,7 @@
       ],
       bands: edges.length === 2 ? [{ series: edges, fill: `${colours[panel.lines[edges[0] - 1][1]]}2a` }] : [],
       series: [{}, ...panel.lines.map(([label, colour, dash, edge]) => ({
-        label, stroke: colours[colour], width: edge ? 1 : 1.75, dash: dashes[dash],
+        label, stroke: colours[colour], width: edge ? 1 : colour ? 1.75 : 4.5, alpha: colour || edge ? 1 : 0.5, dash: dashes[dash],
         points: { show: (u, i) => !edge && sparse, size: 5, fill: colours[colour], stroke: colours[colour] },
       }))],
       hooks: {
