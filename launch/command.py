@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from harness.errors import HarnessError
@@ -21,29 +23,39 @@ from launch.torchrun import command as torchrun_command
 from launch.torchrun import shown
 
 
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One composed configuration, or why it was refused."""
+
+    overrides: tuple[str, ...]
+    config: Config | None
+    error: HarnessError | None = None
+
+
 def run(arguments: Sequence[str]) -> int:
     """Compose, run, report; returns the exit code."""
-    configs: list[Config] = []
-    refused: list[HarnessError] = []
+    points: list[Point] = []
 
     def take(cfg: DictConfig) -> None:
+        overrides = tuple(HydraConfig.get().overrides.task)
         try:
-            configs.append(configuration.read(cfg))
+            points.append(Point(overrides=overrides, config=configuration.read(cfg)))
         except HarnessError as error:
-            refused.append(error)
+            points.append(Point(overrides=overrides, config=None, error=error))
 
     try:
         configuration.check_arguments(arguments)
         code = compose(arguments, take)
-        if refused:
-            raise refused[0]
-        if code or not configs:
+        if code or not points:
             return code
         if {"-m", "--multirun"} & set(arguments):
             from launch import sweep
 
-            return sweep.run(configs, arguments)
-        return _one(configs[0])
+            return sweep.run(points)
+        if points[0].error is not None:
+            raise points[0].error
+        assert points[0].config is not None
+        return _one(points[0].config)
     except HarnessError as error:
         print(f"crossrank: {error}", file=sys.stderr)
         return error.exit_code
@@ -54,7 +66,9 @@ def compose(arguments: Sequence[str], take: Callable[[DictConfig], None]) -> int
     folders = configuration.conf_folders()[1:]
     search = [f"hydra.searchpath=[{','.join(f'file://{path}' for path in folders)}]"]
     before = sys.argv
-    sys.argv = [sys.argv[0], *arguments, *(search if folders else [])]
+    flags, overrides = configuration.split(arguments)
+    # Hydra's parser wants all overrides in one row.
+    sys.argv = [sys.argv[0], *flags, *overrides, *(search if folders else [])]
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(take)()
     except SystemExit as error:

@@ -18,6 +18,8 @@ from harness.scenario import Scenario
 CONF = Path(__file__).resolve().parent.parent / "conf"
 ENGINES = ("auto", "warm", "torchrun")
 DEVICES = ("auto", "cpu", "cuda")
+WITH_VALUE = ("--cfg", "-c", "--info", "-i", "--package", "-p", "--config-dir", "-cd")
+"""Flags of Hydra that take the next word as their value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +55,16 @@ def groups() -> dict[str, list[str]]:
     }
 
 
+def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return Hydra's flags, with their values, and the overrides."""
+    flags: list[str] = []
+    overrides: list[str] = []
+    for before, word in zip(["", *argv], argv, strict=False):
+        flag = word.startswith("-") or before in WITH_VALUE
+        (flags if flag else overrides).append(word)
+    return flags, overrides
+
+
 def conf_folders() -> list[Path]:
     """Return the directories Hydra searches: this project's, then those of scenarios elsewhere."""
     return [CONF, *(folder / "conf" for folder in scenarios.folders()[1:])]
@@ -65,38 +77,65 @@ def check_arguments(argv: Sequence[str]) -> None:
         UsageError: naming every unknown key and group option at once, each with the nearest ones.
     """
     options = groups()
-    typed = [word for word in argv if not word.startswith("-") or "=" in word.lstrip("-")]
-    typed = [word for word in typed if not word.startswith("--")]
-    chosen = {group: _default(group) for group in options}
-    problems: list[str] = []
-    for word in typed:
-        key, equals, value = word.partition("=")
-        key = key.lstrip("+~").partition("@")[0]
-        if not equals and not word.startswith("~"):
-            problems.append(f"{word!r} is not key=value")
-        elif key in options:
-            names = [name.strip() for name in value.split(",")] if value else []
-            for name in names:
-                legal = scenarios.names() if key == "scenario" else options[key]
-                if name not in legal and name not in ("null", "*"):
-                    problems.append(
-                        f"no {key} named {name!r}{did_you_mean(name, legal)}; "
-                        f"legal: {', '.join(legal)}"
-                    )
-            chosen[key] = names[:1] and names[0] or None
-    if not problems:
-        legal = list(_legal_keys(chosen))
-        for word in typed:
-            key = word.partition("=")[0].lstrip("+~").partition("@")[0]
-            if key in legal or key in options or key.startswith("hydra"):
-                continue
-            keys = sorted(key for key in legal if not key.startswith("hydra"))
-            shown = ", ".join(keys + list(options))
-            problems.append(
-                f"no key {key!r}{did_you_mean(key, keys + list(options))}; legal: {shown}"
-            )
+    options["scenario"] = scenarios.names()
+    flags, typed = split(argv)
+    several = bool({"-m", "--multirun"} & set(flags))
+    problems = [problem for word in typed for problem in _syntax(word, several=several)]
     if problems:
         raise UsageError("\n".join(problems))
+    chosen = {group: _default(group) for group in options}
+    for word in typed:
+        key, value = _key(word), word.partition("=")[2]
+        if key not in options:
+            continue
+        names = [name.strip() for name in value.split(",")]
+        for name in names:
+            if key == "scenario" and name in ("", "null"):
+                raise _no_scenario()
+            if name not in (*options[key], "null"):
+                legal = ", ".join(options[key])
+                near = did_you_mean(name, options[key])
+                problems.append(f"no {key} named {name!r}{near}; legal: {legal}")
+        chosen[key] = names[0]
+    if problems:
+        raise UsageError("\n".join(problems))
+    legal_keys = sorted(_legal_keys(chosen)) + list(options)
+    for word in typed:
+        if (key := _key(word)) not in legal_keys and not key.startswith("hydra"):
+            problems.append(f"no key {key!r}{did_you_mean(key, legal_keys)}")
+    if problems:
+        raise UsageError("\n".join([*problems, f"legal: {', '.join(legal_keys)}"]))
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0].lstrip("+~").partition("@")[0]
+
+
+def _syntax(word: str, *, several: bool) -> list[str]:
+    """Return what is wrong with the form of one override, whatever its key."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    if "=" not in word and not word.startswith("~"):
+        return [f"{word!r} is not key=value"]
+    try:
+        parsed = OverridesParser.create().parse_override(word)
+    except HydraException as error:
+        return [f"cannot read {word!r}: {str(error).splitlines()[0]}"]
+    if parsed.is_sweep_override() and not several:
+        return [
+            f"{word} names several values: type make sweep for all of them, "
+            f"or {_key(word)}=[{word.partition('=')[2]}] for one list"
+        ]
+    return []
+
+
+def _no_scenario() -> UsageError:
+    return UsageError(
+        "no scenario chosen\n"
+        f"legal: {', '.join(scenarios.names())}\n"
+        "type scenario=NAME, or `make list` to see what each one shows"
+    )
 
 
 def _default(group: str) -> str | None:
@@ -133,11 +172,7 @@ def read(cfg: DictConfig) -> Config:
     choices = HydraConfig.get().runtime.choices
     name = choices.get("scenario")
     if not name:
-        raise UsageError(
-            "no scenario chosen\n"
-            f"legal: {', '.join(scenarios.names())}\n"
-            "type scenario=NAME, or `make list` to see what each one shows"
-        )
+        raise _no_scenario()
     scenario = scenarios.load(name)
     launch = data["launch"] or {}
     params = data["scenario"] or {}

@@ -52,7 +52,8 @@ def choose(gpus: int, device: str, available: int) -> Place:
     if device == "cuda" and available < gpus:
         raise PrerequisiteError(
             f"device=cuda gpus={gpus} needs {gpus} CUDA devices, this machine has {available}\n"
-            f"type device=auto to run {gpus} CPU ranks over gloo, or gpus={max(available, 1)}"
+            f"type device=auto to run {gpus} CPU ranks over gloo"
+            + (f", or gpus={available}" if available else "")
         )
     if device != "cpu" and available >= gpus:
         return Place(

@@ -19,6 +19,8 @@ from launch.autopsy import Batch, autopsy
 
 GRACE_S = 1.0
 """After the first rank has failed, the others get so long to leave their own last words."""
+START_S = 60.0
+"""Ranks that have recorded nothing yet get so much more: importing torch can take long."""
 STACK_S = 0.5
 """So long a hung rank gets to write its stack before it is killed."""
 
@@ -123,10 +125,9 @@ def _run(
             grown = _size(plan, layout, arms)
             if grown != size:
                 moved, size = now, grown
-            elif now - moved > plan.arm_timeout_s:
+            elif now - moved > plan.arm_timeout_s + (0 if size else START_S):
                 hung = True
                 running.signal(signal.SIGUSR1)
-                running.poll(STACK_S)
                 time.sleep(STACK_S)
                 break
     finally:

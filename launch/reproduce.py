@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import harness
+import scenarios
 from harness.errors import HarnessError, PrerequisiteError, RecordError
 from harness.plan import ArmPlan, Layout, Plan, write_text
+from harness.scenario import Scenario
 from harness.tables import Tables
 from harness.verdict import Conclusion, Verdict, decide, strict
 from launch import environment
@@ -128,6 +131,7 @@ def reproduce(
     write_text(layout.plan, plan.to_json())
     write_text(layout.config, config.text)
     facts = environment.gather(where)
+    facts["point"] = point_key(config, where, facts["packages"]["torch"])
     write_text(layout.environment, json.dumps(strict(facts), indent=2) + "\n")
     started(plan)
     wrong: list[str] = []
@@ -169,19 +173,26 @@ def conclude(
             layout.judge_errors,
             "\n".join(f"claim {name}\n{text}" for name, text in verdict.judge_errors.items()),
         )
-    notes = _reports(config, layout, tables, verdict, facts)
-    return Result(verdict=verdict, layout=layout, tables=tables, notes=tuple(notes))
+    notes = write_reports(layout, config.scenario, config.name, tables, verdict, facts, config.text)
+    if tables is not None and config.tracker != "none":
+        notes.append(_attempt(f"tracker={config.tracker}", lambda: _publish(config, layout, tables, verdict)))
+    kept = tuple(note for note in notes if note)
+    return Result(verdict=verdict, layout=layout, tables=tables, notes=kept)
 
 
-def _reports(
-    config: Config,
+def write_reports(
     layout: Layout,
+    scenario: Scenario,
+    name: str,
     tables: Tables | None,
     verdict: Verdict,
     facts: Mapping[str, Any],
+    config_text: str,
 ) -> list[str]:
-    """Write page, JUnit, Markdown, Parquet and tracker; what fails becomes a note, not an error."""
-    scenario = config.scenario
+    """Write JUnit, Markdown, page and Parquet; returns a note for each that failed.
+
+    None of them can lose the verdict: what goes wrong here is said, not raised.
+    """
 
     def write_junit() -> None:
         from harness.report import junit
@@ -196,69 +207,59 @@ def _reports(
     def write_page() -> None:
         from harness.report import html
 
-        html.write(layout, scenario, config.name, _there(tables), verdict, facts, config.text)
+        if tables is not None:
+            html.write(layout, scenario, name, tables, verdict, facts, config_text)
 
     def write_parquet() -> None:
         from harness import parquet
 
-        parquet.write(layout, _there(tables))
+        if tables is not None:
+            parquet.write(layout, tables)
 
-    def publish() -> str:
-        from harness import trackers
-
-        options = dict(config.tracker_options)
-        told = {"scenario": config.name, "gpus": config.gpus, "seed": config.seed}
-        return trackers.publish(
-            config.tracker, options, layout, scenario, _there(tables), verdict,
-            told | {"params": dict(config.params)},
-        )
-
-    jobs: dict[str, Callable[[], str | None]] = {
+    jobs = {
         "junit.xml": write_junit,
         "verdict.md": write_markdown,
+        "report.html": write_page,
+        "records.parquet": write_parquet,
     }
-    if tables is not None:
-        jobs |= {"report.html": write_page, "records.parquet": write_parquet}
-        if config.tracker != "none":
-            jobs[f"tracker={config.tracker}"] = publish
-    notes = []
-    for name, job in jobs.items():
-        try:
-            said = job()
-        except HarnessError as error:
-            notes.append(f"{name} not written: {error}")
-        except Exception as error:
-            notes.append(f"{name} not written: {type(error).__name__}: {error}")
-        else:
-            notes += [said] if said else []
-    return notes
+    return [note for what, job in jobs.items() if (note := _attempt(what, job))]
 
 
-def _there(tables: Tables | None) -> Tables:
-    assert tables is not None
-    return tables
+def _publish(config: Config, layout: Layout, tables: Tables, verdict: Verdict) -> str:
+    from harness import trackers
+
+    told = {"scenario": config.name, "gpus": config.gpus, "seed": config.seed}
+    told |= {"params": dict(config.params)}
+    options = dict(config.tracker_options)
+    return trackers.publish(
+        config.tracker, options, layout, config.scenario, tables, verdict, told
+    )
 
 
-def key(config: Config, where: Place) -> str:
-    """Return what makes a point of a sweep the same point: configuration, source, torch, place."""
+def _attempt(what: str, job: Callable[[], str | None]) -> str | None:
+    """Run a job; return what it says, or a sentence about how it failed."""
+    try:
+        return job()
+    except HarnessError as error:
+        return f"{what} not written: {error}"
+    except Exception as error:
+        return f"{what} not written: {type(error).__name__}: {error}"
+
+
+def point_key(config: Config, where: Place, torch_version: str | None) -> str:
+    """Return what makes two runs the same point of a sweep: configuration, source, torch, device."""
+    digest = hashlib.sha256()
+    for folder in scenarios.folders():
+        for path in sorted(folder.glob("_*.py")) + sorted(folder.glob(f"{config.name}.py")):
+            digest.update(path.read_bytes())
     facts = {
         "scenario": config.name,
         "params": dict(config.params),
         "gpus": config.gpus,
         "seed": config.seed,
         "device": where.device,
-        "source": _source_digest(config.name),
-        "torch": environment.gather(where)["packages"]["torch"],
+        "source": digest.hexdigest(),
+        "torch": torch_version,
+        "crossrank": harness.__version__,
     }
-    text = json.dumps(facts, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _source_digest(name: str) -> str:
-    import scenarios
-
-    digest = hashlib.sha256()
-    for folder in scenarios.folders():
-        for path in sorted(folder.glob("_*.py")) + sorted(folder.glob(f"{name}.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -85,7 +86,7 @@ class TorchrunRanks:
         everyone = range(self._plan.world_size)
         if code is None or code == 0:
             return dict.fromkeys(everyone, code)
-        self._gather_errors()
+        self._gather()
         found = self._summary()
         if not found:
             return dict.fromkeys(everyone, code)
@@ -109,6 +110,7 @@ class TorchrunRanks:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+        self._gather()
 
     def _pids(self, arm: str, rank: int) -> list[int]:
         with contextlib.suppress(RecordError, OSError):
@@ -124,12 +126,18 @@ class TorchrunRanks:
     def _summary(self) -> dict[int, int]:
         return {int(rank): int(code) for rank, code in SUMMARY.findall(self._agent_log())}
 
-    def _gather_errors(self) -> None:
+    def _gather(self) -> None:
         """Put torchrun's error files and logs where every engine keeps them."""
-        for found in agent_files(self._layout, self._batch).rglob("error.json"):
-            with contextlib.suppress(ValueError, OSError):
-                target = self._layout.error(self._batch, int(found.parent.name))
-                target.write_bytes(found.read_bytes())
+        for folder in agent_files(self._layout, self._batch).glob("*/attempt_*/*"):
+            rank = int(folder.name)
+            with contextlib.suppress(OSError):
+                found = folder / "error.json"
+                if found.exists():
+                    # Copied with its time of writing, which tells who failed first.
+                    shutil.copy2(found, self._layout.error(self._batch, rank))
+                parts = [folder / "stdout.log", folder / "stderr.log"]
+                text = b"".join(part.read_bytes() for part in parts if part.exists())
+                self._layout.log(self._batch, rank).write_bytes(text)
 
 
 def agent_log(layout: Layout, batch: int) -> Path:

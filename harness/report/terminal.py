@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
@@ -109,7 +109,8 @@ def _claims(out: Console, scenario: Scenario, findings: Mapping[str, Finding]) -
         finding = findings.get(claim.name)
         if finding is None:
             continue
-        mark = "" if finding.outcome is claim.expects else " !"
+        expected = finding.outcome in (claim.expects, Outcome.UNKNOWN)
+        mark = "" if expected else f" (expected: {claim.expects.value})"
         table.add_row(
             Text.assemble((f"{claim.kind.value}: ", "dim"), claim.text),
             Text(finding.outcome.value + mark, style=STYLES[finding.outcome]),
@@ -135,3 +136,18 @@ def _counts(findings: Mapping[str, Finding]) -> str:
         by[finding.outcome] += 1
     words = {Outcome.HOLDS: "hold", Outcome.REFUTED: "refuted", Outcome.UNKNOWN: "unknown"}
     return ", ".join(f"{count} {words[outcome]}" for outcome, count in by.items() if count)
+
+
+def sweep(out: Console, swept: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the table of a sweep: one line per point and arm."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    shown = [*swept, "arm", "loss_gap_first", "loss_gap_last", "loss_floor", "loss_gap_in_floors"]
+    for name in shown:
+        numeric = name in swept or name.startswith("loss")
+        table.add_column(name, justify="right" if numeric else "left")
+    for row in rows:
+        cells = [row.get(name) for name in shown]
+        if row.get("problem"):
+            cells[len(swept)] = f"failed: {row['problem']}"
+        table.add_row(*(number(c) if isinstance(c, float) else str("" if c is None else c) for c in cells))
+    out.print(table)
