@@ -21,6 +21,8 @@ from typing import IO, Any, Dict, List, NoReturn, Optional, Sequence
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST, NEWEST = (3, 10), (3, 13)
 OLDEST_TORCH = (2, 6)
+QUIET = ["--quiet", "--quiet"]
+"""pip then says errors only; it would warn of every index folder that lacks a package."""
 PROBE_S = 30
 """So long uv may take to find out whether its torch index answers."""
 
@@ -244,7 +246,7 @@ def _fetch_torch(venv: Folder) -> str:
             pass
         except subprocess.CalledProcessError:
             _say("uv could not install torch; pip takes over")
-    _pip(venv, pin, *([] if sys.stderr.isatty() else ["--quiet"]))
+    _pip(venv, pin, *([] if sys.stderr.isatty() else QUIET))
     return "pip"
 
 
@@ -256,9 +258,9 @@ def _install_the_rest(venv: Folder, shared: bool) -> None:
         environment.pop("PIP_CONSTRAINT", None)
     # No package in the list depends on torch, so nothing here can replace it.
     _write(venv.requirements, "\n".join(pin for pin in _pins() if not pin.startswith("torch==")))
-    _pip(venv, "--quiet", "-r", str(venv.requirements), environment=environment)
+    _pip(venv, *QUIET, "-r", str(venv.requirements), environment=environment)
     editable = ("--no-deps", "--no-build-isolation", "--editable", str(ROOT))
-    _pip(venv, "--quiet", *editable, environment=environment)
+    _pip(venv, *QUIET, *editable, environment=environment)
 
 
 def _pins() -> List[str]:
@@ -279,7 +281,10 @@ def _found_torch(python: Path) -> str:
 
 def _ask(python: Path, program: str) -> str:
     answer = subprocess.run(
-        [str(python), "-c", program], check=True, stdout=subprocess.PIPE, universal_newlines=True
+        [str(python), "-W", "ignore", "-c", program],
+        check=True,
+        stdout=subprocess.PIPE,
+        universal_newlines=True,
     )
     return answer.stdout.strip()
 
