@@ -184,7 +184,7 @@ class Builder:
             try:
                 number = float(value)
             except OverflowError:
-                number = math.copysign(math.inf, value)
+                number = math.inf if value > 0 else -math.inf
             if number != value:
                 self._texts[at] = str(value)
             return number

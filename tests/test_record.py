@@ -87,6 +87,7 @@ def test_a_stream_of_no_record_still_says_whose_it_is(tmp_path):
 
 
 @given(st.lists(rows, max_size=8))
+@settings(deadline=None)
 def test_every_value_comes_back_as_it_went_in(sequence):
     with tempfile.TemporaryDirectory() as name:
         layout = Layout(Path(name))
@@ -104,7 +105,7 @@ def test_every_value_comes_back_as_it_went_in(sequence):
 
 
 @given(st.lists(rows, max_size=5), st.integers(0, 2**30))
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_cut_at_any_byte_everything_before_the_cut_is_there_and_nothing_else(sequence, where):
     with tempfile.TemporaryDirectory() as name:
         layout = Layout(Path(name))
@@ -151,6 +152,7 @@ def test_every_single_byte_of_a_small_stream_can_be_the_last(tmp_path):
         ),
     ),
 )  # fmt: skip
+@settings(deadline=None)
 def test_garbage_in_the_middle_is_an_error_that_names_file_and_line(at, junk):
     with tempfile.TemporaryDirectory() as name:
         layout = Layout(Path(name))
@@ -238,6 +240,7 @@ def test_the_end_carries_what_the_rank_raised(tmp_path):
 
 
 @given(st.lists(st.lists(st.floats(width=64), max_size=40), min_size=1, max_size=5))
+@settings(deadline=None)
 def test_snapshots_come_back_bit_for_bit(tensors):
     with tempfile.TemporaryDirectory() as name:
         layout = Layout(Path(name))
