@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# Named once: writing the union out would build it anew for each of a step's hundred metrics.
+_PLAIN = (float, int, str, type(None))
+
 
 class Rank:
     """One rank of one arm; `run` receives it. The process group is up when `run` is called."""
@@ -109,7 +112,7 @@ class Rank:
 
 
 def _plain(value: Value | torch.Tensor) -> Value:
-    if value is None or isinstance(value, str | bool | int | float):
+    if isinstance(value, _PLAIN):
         return value
     return value.detach().item()
 
