@@ -1,0 +1,144 @@
+"""Aligned tables: absence is never agreement, and the first divergence is the earliest executed."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.errors import MissingRecord, RecordError
+from harness.tables import Tables, relative_l2
+from tests import streams
+
+
+def both(step: int, phase: str, zero: dict[str, object], one: dict[str, object]) -> list:
+    return [
+        ("a", 0, {"step": step, "phase": phase, "metrics": zero}),
+        ("a", 1, {"step": step, "phase": phase, "metrics": one}),
+    ]
+
+
+def tables(tmp_path: Path, rows: list, **more: object) -> Tables:
+    return Tables.read(streams.write(tmp_path, streams.plan({"a": 2}), rows, **more))
+
+
+def test_values_come_back_where_they_were_logged(tmp_path: Path) -> None:
+    t = tables(
+        tmp_path, both(1, "f", {"x": 1.5}, {"x": math.nan}) + both(2, "f", {"x": 2}, {"x": 3})
+    )
+    assert t.value("a", "x", step=1, phase="f") == 1.5
+    assert math.isnan(t.value("a", "x", step=1, phase="f", rank=1))
+    assert t.series("a", "x", rank=1)[2] == 3
+    assert t.last("a", "x") == 2
+    assert t.moments("a") == [(1, "f"), (2, "f")]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda t: t.value("a", "x", step=9),
+        lambda t: t.value("a", "y", step=1),
+        lambda t: t.value("b", "x", step=1),
+        lambda t: t.value("a", "x", step=1, rank=7),
+        lambda t: t.value("a", "x", step=1, repeat=1),
+        lambda t: t.series("a", "y"),
+        lambda t: t.snapshot("a", "x", step=1),
+        lambda t: t.ranks("b"),
+        lambda t: t.require("b"),
+    ],
+)
+def test_what_is_not_there_raises(tmp_path: Path, ask: object) -> None:
+    t = tables(tmp_path, both(1, "", {"x": 1}, {"x": 1}))
+    with pytest.raises(MissingRecord):
+        ask(t)  # type: ignore[operator]
+
+
+def test_require_names_who_did_not_come_to_an_end(tmp_path: Path) -> None:
+    t = tables(tmp_path, both(4, "", {"x": 1}, {"x": 1}), ends={("a", 1): None})
+    with pytest.raises(MissingRecord, match="rank 1 ended after step 4"):
+        t.require("a")
+
+
+def test_require_prefers_the_culprit_to_its_victims(tmp_path: Path) -> None:
+    layout = streams.write(
+        tmp_path, streams.plan({"a": 2}), [], ends={("a", 0): None, ("a", 1): None}
+    )
+    for rank, error in ((0, "RuntimeError: Connection closed by peer"), (1, "ValueError: mine")):
+        with layout.stream("a", rank).open("a") as file:
+            file.write(f'{{"end":"failed","error":"{error}"}}\n')
+    with pytest.raises(MissingRecord, match="rank 1 .*mine"):
+        Tables.read(layout).require("a")
+
+
+def test_first_divergence_follows_the_order_of_execution_not_of_names(tmp_path: Path) -> None:
+    rows = both(1, "forward", {"z.digest": "1", "x.norm": 1.0}, {"z.digest": "2", "x.norm": 1.0})
+    rows += both(1, "step", {"a.digest": "1"}, {"a.digest": "9"})
+    found = tables(tmp_path, rows).first_divergence("a")
+    assert found is not None
+    assert (found.step, found.phase, found.metric, found.values) == (
+        1,
+        "forward",
+        "z.digest",
+        ("1", "2"),
+    )
+
+
+def test_equal_digests_are_agreement_and_missing_ones_are_not(tmp_path: Path) -> None:
+    same = both(1, "", {"z.digest": "1"}, {"z.digest": "1"})
+    assert tables(tmp_path / "same", same).first_divergence("a") is None
+    lacking = both(1, "", {"z.digest": "1"}, {"other.digest": "1"})
+    with pytest.raises(MissingRecord):
+        tables(tmp_path / "lacking", lacking).first_divergence("a")
+    with pytest.raises(MissingRecord, match="nothing recorded"):
+        tables(tmp_path / "nothing", both(1, "", {"x": 1}, {"x": 2})).first_divergence("a")
+
+
+def test_nan_on_both_ranks_is_no_divergence_and_on_one_is(tmp_path: Path) -> None:
+    nan = math.nan
+    assert (
+        tables(tmp_path / "b", both(1, "", {"x": nan}, {"x": nan})).first_divergence(
+            "a", metrics=("x",)
+        )
+        is None
+    )
+    found = tables(tmp_path / "o", both(1, "", {"x": 1.0}, {"x": nan})).first_divergence(
+        "a", metrics=("x",)
+    )
+    assert found is not None and found.ranks == (0, 1)
+
+
+def test_distances_are_relative_and_in_float64(tmp_path: Path) -> None:
+    layout = streams.write(
+        tmp_path,
+        streams.plan({"ref": 1, "a": 2}, repeats={"ref": 3}),
+        [
+            ("ref", 0, {"step": 5, "tensors": {"w": [3.0, 4.0]}}),
+            ("ref", 0, {"step": 5, "repeat": 1, "tensors": {"w": [3.0, 4.0 + 1e-12]}}),
+            ("ref", 0, {"step": 5, "repeat": 2, "tensors": {"w": [3.0, 4.5]}}),
+            ("a", 1, {"step": 5, "tensors": {"w": [3.0, 9.0]}}),
+        ],
+    )
+    t = Tables.read(layout)
+    assert t.distance("a", "ref", "w", step=5, rank=1) == pytest.approx(1.0, rel=1e-15)
+    small, large = t.permuted("ref", "w", step=5)
+    assert small == pytest.approx(2e-13, rel=1e-3)
+    assert large == pytest.approx(0.1, rel=1e-12)
+
+
+def test_relative_l2_at_its_edges() -> None:
+    zero, one = np.zeros(3), np.ones(3)
+    assert relative_l2(zero, zero) == 0.0
+    assert relative_l2(one, zero) == math.inf
+    assert math.isnan(relative_l2(np.array([np.nan, 0, 0]), one))
+    with pytest.raises(MissingRecord, match="3 and 2"):
+        relative_l2(one, np.ones(2))
+
+
+def test_records_of_another_run_are_refused(tmp_path: Path) -> None:
+    of = streams.plan({"a": 1})
+    layout = streams.write(tmp_path, of, [])
+    layout.plan.write_text(streams.plan({"a": 1}, run_id="run-2").to_json())
+    with pytest.raises(RecordError, match="run-1.*run-2"):
+        Tables.read(layout)
