@@ -33,8 +33,9 @@ PYTHON ?= python3
 .DEFAULT_GOAL := help
 .SUFFIXES:
 .DELETE_ON_ERROR:
-.PHONY: help repro sweep list judge report doctor test check lint types layers format test-gpu \
-        bench wheel lock clean FORCE
+TARGETS := help repro sweep list judge report doctor test check lint types layers format test-gpu \
+           bench wheel lock clean
+.PHONY: $(TARGETS) FORCE
 
 # make would expand the `$` in an exported value, and fail at an unmatched one. The values travel
 # in MAKEFLAGS instead, which launch/make_arguments.py reads.
@@ -47,6 +48,12 @@ RUN := @$(VENV_PYTHON) $(WITH)
 LISTER := $(if $(wildcard $(READY)),$(VENV_PYTHON),$(PYTHON))
 # Empty unless somebody chose a Python; then the environment is compared with it every time.
 CHOSEN := $(filter-out file,$(firstword $(origin PYTHON)))
+
+# make would run the target first and complain about the rest of the line afterwards.
+STRAY := $(filter-out $(TARGETS) $(READY),$(MAKECMDGOALS))
+ifneq ($(STRAY),)
+$(error crossrank: no target named $(STRAY). Settings are typed as key=value; `make help` lists all)
+endif
 
 help:
 	@sed -n 's/^## \{0,1\}//p' Makefile
@@ -100,7 +107,7 @@ types: $(READY)
 	@$(VENV_PYTHON) -m mypy
 
 layers: $(READY)
-	@$(VENV_PYTHON) -c 'from importlinter.cli import lint_imports_command as run; run()'
+	@$(VENV_PYTHON) -c 'from importlinter.cli import lint_imports_command as run; run(["--no-logo"])'
 
 format: $(READY)
 	@$(VENV_PYTHON) -m ruff check --fix .
