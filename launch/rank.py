@@ -193,7 +193,7 @@ def run_arms(
             continue
         where["arm"] = arm.name
         prefix = f"{batch}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{arm.name}"
-        with _group(plan, dist.PrefixStore(prefix, store), place, peers):
+        with _group(plan, dist.PrefixStore(prefix, store), place, peers, world, arm):
             _run_arm(plan, scenario, arm, params, place, peers, world.local_rank, layout)
             if peers > 1 and not arm.isolated:
                 _meet(dist.PrefixStore(f"{prefix}/end", store), peers)
@@ -251,19 +251,28 @@ def _connect(world: World, plan: Plan, listener: socket.socket | None) -> dist.S
 
 
 @contextlib.contextmanager
-def _group(plan: Plan, store: dist.Store, place: int, peers: int) -> Iterator[None]:
+def _group(
+    plan: Plan, store: dist.Store, place: int, peers: int, world: World, arm: ArmPlan
+) -> Iterator[None]:
+    cuda = plan.device == "cuda"
+    if cuda and arm.isolated:
+        # An isolated arm may wait for a peer that never comes: NCCL's watchdog would then end the
+        # process; with this the wait raises in the program, as it does on gloo.
+        os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
     dist.init_process_group(
-        plan.backend,
+        # Flags and sizes on the CPU go over gloo beside NCCL, as they do in real programs.
+        "cpu:gloo,cuda:nccl" if cuda else plan.backend,
         store=store if peers > 1 else dist.HashStore(),
         rank=place,
         world_size=peers,
         timeout=timedelta(seconds=plan.collective_timeout_s),
+        device_id=torch.device("cuda", world.local_rank) if cuda else None,
     )
-    try:
-        yield
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    yield
+    # Not on the way of an error, and not after an isolated arm: tearing down a broken group can
+    # wait for the peers that broke it, and the process ends anyway.
+    if dist.is_initialized() and not arm.isolated:
+        dist.destroy_process_group()
 
 
 def _meet(store: dist.Store, count: int) -> None:
