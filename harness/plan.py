@@ -147,6 +147,10 @@ class Layout:
         """The verdict as a table to paste into an issue."""
         return self.root / "verdict.md"
 
+    def tracker(self, name: str) -> Path:
+        """Directory of what a tracker keeps on disk."""
+        return self.root / name
+
     def arm(self, arm: str) -> Path:
         """Directory with the records of one arm."""
         return self.root / "records" / arm
