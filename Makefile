@@ -55,6 +55,10 @@ ifneq ($(STRAY),)
 $(error crossrank: no target named $(STRAY). Settings are typed as key=value; `make help` lists all)
 endif
 
+ifneq ($(words $(VENV)),1)
+$(error crossrank: VENV is "$(VENV)"; make needs a path without spaces)
+endif
+
 help:
 	@sed -n 's/^## \{0,1\}//p' Makefile
 
