@@ -175,7 +175,8 @@ def judge_hard_labels(t: Tables) -> Finding:
     counts = uneven_shares(t)
     hard, soft = gap(t, "uneven", "reference"), gap(t, "uneven_soft", "reference_soft")
     even = gap(t, "equal", "reference"), gap(t, "equal_soft", "reference_soft")
-    rows = gap(t, "uneven_soft_rows", "reference_soft_rows")
+    # Dividing by all rows halves the step and no more: the floor of the same loss serves both.
+    rows = gap(t, "uneven_soft_rows", "reference_soft_rows", reference="reference_soft")
     fields = numbers(
         soft,
         hard_labels_uneven=hard.value,
