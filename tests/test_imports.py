@@ -1,0 +1,110 @@
+"""What may import what, proved at run time and by reading the sources of whatever modules exist."""
+
+from __future__ import annotations
+
+import ast
+import json
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import scenarios
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAVY = ("torch", "hydra", "omegaconf", "pandas", "pyarrow", "wandb")
+LIGHT = ["scenarios", "harness.verdict", "harness.tables", "harness.record", "harness.floor"]
+"""With all scenarios: what lists, validates and judges."""
+RANKS = ["launch.rank", "launch.preload"]
+"""With all scenarios: what a rank or the server it is forked from imports."""
+
+
+def loaded(modules: list[str]) -> set[str]:
+    """Return the top-level names in sys.modules after importing `modules` in a fresh process."""
+    program = (
+        "import importlib, json, sys\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert answer.returncode == 0, answer.stderr
+    return set(json.loads(answer.stdout))
+
+
+def scenario_modules() -> list[str]:
+    """Return all modules of the package, those with an underscore included."""
+    return [f"scenarios.{module.name}" for module in pkgutil.iter_modules(scenarios.__path__)]
+
+
+def imports(module: str) -> set[str]:
+    """Return every module that a scenario names in an import, at any depth of its code."""
+    tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module, f"{module} has a relative import"
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def test_the_probe_sees_what_is_imported():
+    assert {"json", "harness"} <= loaded(["harness.verdict"])
+    assert "torch" in loaded(["torch"])
+    assert "scenarios._models" in scenario_modules()
+    assert len(scenarios.names()) >= 3
+
+
+def test_listing_and_judging_load_nothing_heavy():
+    assert loaded([*LIGHT, *scenario_modules()]) & set(HEAVY) == set()
+
+
+@pytest.mark.parametrize("module", ["harness", "launch.list", "launch.judge"])
+def test_light_commands_load_nothing_heavy(module):
+    assert loaded([module]) & set(HEAVY) == set()
+
+
+def test_a_dry_run_loads_nothing_it_does_not_need():
+    program = (
+        "import runpy, sys\n"
+        f"sys.argv = ['launch', 'scenario={scenarios.names()[0]}', 'gpus=2', 'dry_run=true']\n"
+        "try: runpy.run_module('launch', run_name='__main__', alter_sys=True)\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "found = {'torch', 'pandas', 'pyarrow', 'wandb'} & set(sys.modules)\n"
+        "print('LOADED', sorted(found), 'hydra' in sys.modules)"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert answer.stdout.splitlines()[-1:] == ["LOADED [] True"], answer.stderr
+
+
+def test_ranks_load_neither_hydra_nor_pandas_nor_wandb():
+    found = loaded([*RANKS, *scenario_modules()])
+    assert "torch" in found
+    assert found & {"hydra", "omegaconf", "pandas", "pyarrow", "wandb"} == set()
+
+
+def test_list_needs_no_package_at_all():
+    """`make list` answers on a fresh clone, before anything is installed."""
+    program = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.argv = ['list']\n"
+        "import runpy; runpy.run_module('launch.list', run_name='__main__', alter_sys=True)"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert [name for name in scenarios.names() if name not in answer.stdout] == []
+
+
+@pytest.mark.parametrize("module", scenario_modules())
+def test_scenarios_never_import_each_other(module):
+    """What they share has a leading underscore; import-linter has no pattern for that."""
+    others = {name for name in scenario_modules() if "._" not in name} - {module}
+    assert imports(module) & others == set()
