@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -189,3 +191,101 @@ def toy_run(root: Path, **changes: Any) -> tuple[Layout, Scenario, Tables, Verdi
     layout = record(root, arms, 40, metrics)
     tables = Tables.read(layout)
     return layout, scenario, tables, decide(scenario, "toy", tables)
+
+
+EVIL = "</script><img src=x onerror=alert(1)>'\"]]>&amp;<!-- \u00fc\u4e2d\U0001f600\u202e|`*_"
+"""Markup, quotes, an end of CDATA, an entity, and letters beyond ASCII, all in one."""
+
+
+def evil_run(root: Path) -> tuple[tuple[Layout, Scenario, Tables, Verdict], list[str]]:
+    """Return a run whose every text is hostile, and the texts the reports have to show."""
+    said: list[str] = []
+
+    def evil(field: str) -> str:
+        said.append(f"{field} {EVIL}")
+        return said[-1]
+
+    def throws(tables: Tables) -> Finding:
+        raise ValueError(evil("raised"))
+
+    finding = holds(
+        evil("reason"), effect=1.0, floor=1e-9, unit=evil("unit"), evidence={evil("key"): evil("v")}
+    )
+    claims = tuple(
+        Claim(
+            name=evil(f"claim {judge.__name__}"),
+            kind=Kind.SYMPTOM,
+            text=evil("text"),
+            expects=Outcome.REFUTED,
+            judge=judge,
+            source=evil("source"),
+        )
+        for judge in (lambda tables: finding, throws)
+    )
+    arms = (
+        Arm(name="one", role=Role.REFERENCE, about=evil("about"), options={evil("o"): evil("v")}),
+        Arm(name="two", role=Role.FAULTY, about="b", options={"a": 1, "b": 2, "c": 3, "d": 4}),
+    )
+    metric = "metric " + EVIL
+    scenario = toy(
+        title=evil("title"),
+        family=evil("family"),
+        claims=claims,
+        arms=arms,
+        headline=lambda findings: evil("headline"),
+        plots=(
+            Plot(
+                metric=metric, title=evil("plot"), phase=evil("phase"), unit=evil("unit"), log=True
+            ),
+        ),
+    )
+    phase = said[-2]
+    layout = record(
+        root,
+        {"one": 2, "two": 2},
+        3,
+        lambda arm, rank, step: {metric: float(rank + step)},
+        phases=(phase,),
+    )
+    tables = Tables.read(layout)
+    verdict = decide(scenario, "toy", tables, failures=[evil("failure")])
+    return (layout, scenario, tables, verdict), said
+
+
+class Parsed(HTMLParser):
+    """The text, the elements and the attributes of a page, and what was left open."""
+
+    _VOID = frozenset({"meta", "br"})
+
+    def __init__(self) -> None:
+        """Start with nothing."""
+        super().__init__(convert_charrefs=True)
+        self.text = ""
+        self.tags: Counter[str] = Counter()
+        self.attributes: list[tuple[str, str]] = []
+        self.unclosed: list[str] = []
+        self._open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Count an element."""
+        self.tags[tag] += 1
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in self._VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Count an element without content."""
+        self.tags[tag] += 1
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        """Check that it was the last one opened."""
+        while self._open and self._open[-1] != tag:
+            self.unclosed.append(self._open.pop())
+        if self._open:
+            self._open.pop()
+
+    def handle_data(self, data: str) -> None:
+        """Collect text, but not scripts and styles."""
+        if not self._open or self._open[-1] not in ("script", "style"):
+            self.text += data

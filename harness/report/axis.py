@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from harness.report.wording import number
 
+LARGEST = 1e270
+"""Where every axis ends: beyond it, and below its inverse, the arithmetic of axes overflows."""
 SHELF = 0.1
 """Share of a logarithmic axis kept free below its smallest value, for exact zeros."""
 
@@ -33,6 +35,9 @@ class Axis:
 
     def place(self, value: float) -> float:
         """Return where a finite value stands, 0 = bottom, 1 = top."""
+        return min(1.0, max(0.0, self._place(value)))
+
+    def _place(self, value: float) -> float:
         if not self.log:
             return (value - self.low) / (self.high - self.low)
         shelf = SHELF if self.zero else 0.0
@@ -41,15 +46,24 @@ class Axis:
         low = math.log10(self.low)
         return shelf + (1 - shelf) * (math.log10(value) - low) / (math.log10(self.high) - low)
 
-    def depths(self, values: Iterable[float]) -> list[int]:
+    def depths(self, values: Sequence[float]) -> list[int]:
         """Return where finite values stand in thousandths, 0 = top, 1000 = bottom."""
         if not self.log:
             scale, top = 1000.0 / (self.high - self.low), self.high
-            return [round((top - value) * scale) for value in values]
+            try:
+                found = [round((top - value) * scale) for value in values]
+            except OverflowError:
+                return [round(1000.0 * (1.0 - self.place(value))) for value in values]
+            inside = not found or (min(found) >= 0 and max(found) <= 1000)
+            return found if inside else [min(1000, max(0, depth)) for depth in found]
         shelf = SHELF if self.zero else 0.0
         top, log10 = math.log10(self.high), math.log10
-        scale = 1000.0 * (1 - shelf) / (top - log10(self.low))
-        return [round((top - log10(v)) * scale) if v > 0.0 else 1000 for v in values]
+        scale, low = 1000.0 * (1 - shelf) / (top - log10(self.low)), self.low
+        least = 1000 - round(1000 * shelf)
+        return [
+            max(0, round((top - log10(v)) * scale)) if v >= low else least if v > 0.0 else 1000
+            for v in values
+        ]
 
     @property
     def base(self) -> float:
@@ -84,25 +98,26 @@ def fit(values: Iterable[float], *, log: bool, floor: float | None) -> Axis:
 
     A logarithmic axis is given up if there are negative values, or no positive one.
     """
-    finite = [value for value in values if math.isfinite(value)]
-    if floor is not None and floor > 0.0 and math.isfinite(floor):
-        finite.append(floor)
+    finite = [
+        min(LARGEST, max(-LARGEST, value))
+        for value in (*values, floor)
+        if value is not None and math.isfinite(value) and (value > 0.0 or value is not floor)
+    ]
     if not finite:
         return Axis(low=0.0, high=1.0)
     low, high = min(finite), max(finite)
     if log and low >= 0.0 and high > 0.0:
-        positive = min(value for value in finite if value > 0.0)
+        positive = max(1 / LARGEST, min(value for value in finite if value > 0.0))
+        high = max(high, positive)
         top = math.log10(high)
         span = max(top - math.log10(positive), 0.5)
-        # Below 1e-320 or so a power of ten is 0 and has no logarithm.
-        bottom = max(10 ** (math.log10(positive) - 0.06 * span), 1e-320)
-        ceiling = 10 ** min(top + 0.06 * span, 308.0)
-        return Axis(low=bottom, high=max(ceiling, high), log=True, zero=low == 0.0)
+        bottom = 10 ** (math.log10(positive) - 0.06 * span)
+        return Axis(low=bottom, high=10 ** (top + 0.06 * span), log=True, zero=low == 0.0)
     if floor is not None:
         low = min(low, 0.0)
-    pad = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
-    if not math.isfinite(pad):
-        return Axis(low=low / 2, high=high / 2)
+    pad = 0.06 * (high - low) or 0.1 * abs(high)
+    if pad < 1 / LARGEST:
+        pad = 1.0
     # A curve that never goes below zero gets an axis that does not either.
     return Axis(low=max(low - pad, 0.0) if low >= 0.0 else low - pad, high=high + pad)
 

@@ -24,7 +24,7 @@ def claims(scenario: Scenario, verdict: Verdict) -> str:
     note = (
         '<p class="note">The floor is what rounding alone moved in this run. An effect of up to '
         f"{CLEAN:g} floors is rounding, one of {FAULT:g} floors or more is not, and between the "
-        "two nothing is said. A claim without a floor is decided by counting or bit for bit.</p>"
+        "two nothing is said. <i>Exact</i> is what was decided by counting or bit for bit.</p>"
     )
     body = (
         '<table class="claims"><thead><tr>'
@@ -36,7 +36,7 @@ def claims(scenario: Scenario, verdict: Verdict) -> str:
 def _claim(item: Judged, verdict: Verdict) -> str:
     claim, finding = item.claim, item.finding
     outcome = finding.outcome
-    source = f' <span class="source">{text(claim.source)}</span>' if claim.source else ""
+    source = f' · <span class="source">{text(claim.source)}</span>' if claim.source else ""
     trace = verdict.judge_errors.get(claim.name, "")
     match = "" if item.expected else ' class="off"'
     unit = f'<small class="unit">{text(finding.unit)}</small>' if finding.unit else ""
@@ -44,6 +44,8 @@ def _claim(item: Judged, verdict: Verdict) -> str:
     multiple = number(finding.multiple)
     if finding.multiple is not None:
         multiple += f" {_ruler(finding)}"
+    exact_ = finding.floor is None and outcome is not Outcome.UNKNOWN
+    floor = '<span class="exact">exact</span>' if exact_ else number(finding.floor)
     expected = claim.expects.value if item.expected else f"<b>{claim.expects.value}</b>"
     return (
         f'<tr id="{ident("claim", claim.name)}"{match}><th scope="row">'
@@ -55,7 +57,7 @@ def _claim(item: Judged, verdict: Verdict) -> str:
         f'<span aria-hidden="true">{_SIGNS[outcome]}</span> {outcome.value}</span></td>'
         f'<td data-l="Expected">{expected}</td>'
         f'<td class="num" data-l="Effect">{effect}</td>'
-        f'<td class="num" data-l="Floor">{number(finding.floor)}</td>'
+        f'<td class="num" data-l="Floor">{floor}</td>'
         f'<td class="num" data-l="Effect / floor">{multiple}</td></tr>'
     )
 

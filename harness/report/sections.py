@@ -33,7 +33,7 @@ def head(
         f"{plan.world_size} {'rank' if plan.world_size == 1 else 'ranks'}",
         f"{plan.device}, {plan.backend}",
         f"seed {plan.seed}",
-        f"started by {plan.engine}",
+        f"engine {plan.engine}",
         f"run {verdict.run_id}",
     ]
     links = [

@@ -43,7 +43,7 @@ class Source:
         rows = []
         for number, line in enumerate(_highlight(self.lines), start=self.first):
             tag = "mark" if number in marked else "span"
-            rows.append(f'<{tag} class="row" data-n="{number}">{line or " "}\n</{tag}>')
+            rows.append(f'<{tag} class="row" data-n="{number}">{line}\n</{tag}>')
         return f'<pre class="code" tabindex="0"><code>{"".join(rows)}</code></pre>'
 
 

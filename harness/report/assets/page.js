@@ -166,7 +166,13 @@
       live.get(target)?.setSize({ width: target.clientWidth, height: target.clientHeight });
     }
   });
-  boxes.forEach((box) => { seen.observe(box); sized.observe(box); });
+  // What is in view at once is built at once: an observer only reports after the first paint.
+  const nearby = [...boxes].filter((box) => box.getBoundingClientRect().top < innerHeight + 300);
+  nearby.forEach(build);
+  boxes.forEach((box) => {
+    sized.observe(box);
+    if (!live.has(box)) seen.observe(box);
+  });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     for (const [box, u] of live) { u.destroy(); build(box); }
   });
