@@ -1,0 +1,305 @@
+"""What clip_allreduce measures: traffic, steps, lone calls, time, arithmetic; no arm's branch."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from harness.collectives import count_collectives
+from scenarios import _clip_judges as judge
+from scenarios._models import mlp
+
+if TYPE_CHECKING:
+    from harness.rank import Rank
+    from harness.scenario import Arm
+
+    Clip = Callable[[nn.Module, str, str, float], torch.Tensor | None]
+    Step = Callable[..., torch.Tensor | None]
+    Hook = Callable[[float, Any], Any]
+
+FEATURES, HIDDEN = 8, 64
+"""Sharded over up to 8 ranks, 64 rows leave none of them without a row."""
+SPIKE = 50.0
+"""One row's target is so many times the others': one rank holds a batch far steeper than theirs."""
+WARM_UP = 4
+"""Steps before the clock starts: DDP rebuilds its buckets after the first."""
+
+
+def wrap(kind: str, model: nn.Sequential, device: str) -> nn.Module:
+    """Return the model as `kind` distributes it; `..._part` leaves its last layer replicated."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    world = dist.get_world_size()
+    where = torch.device(device)
+    if kind == "ddp":
+        return DistributedDataParallel(model)
+    if kind in ("fsdp1", "fsdp1_part"):
+        replicated = [model[-1]] if kind == "fsdp1_part" else None
+        return FullyShardedDataParallel(model, device_id=where, ignored_modules=replicated)
+    if kind == "hsdp":
+        replicas = 2 if world % 2 == 0 and world > 2 else 1
+        shape, names = (replicas, world // replicas), ("replica", "shard")
+        fully_shard(model, mesh=init_device_mesh(where.type, shape, mesh_dim_names=names))
+    elif kind in ("fsdp2", "fsdp2_part"):
+        mesh = init_device_mesh(where.type, (world,))
+        fully_shard(model if kind == "fsdp2" else model[0], mesh=mesh)
+    return model
+
+
+def count_traffic(rank: Rank, arm: Arm, p: Any, clip: Clip) -> None:
+    """Count what a backward pass and a clip send, for every norm, from the same gradient."""
+    dtype = torch.float32 if arm["dtype"] == "float32" else torch.float64
+    inner, features, targets = _problem(rank, p, dtype)
+    numel = sum(parameter.numel() for parameter in inner.parameters())
+    model = wrap(arm["wrap"], inner, rank.device)
+    for number, norm in enumerate(judge.NORMS):
+        if norm == "layer" and arm["wrap"].startswith("fsdp1"):
+            continue  # its flat parameter knows no layers
+        if norm == "inf" and _empty_shard(arm["wrap"], rank.world_size):
+            rank.log(step=number, phase=norm, skipped="a rank holds an empty shard")
+            continue
+        model.zero_grad()
+        with count_collectives() as sync:
+            _loss(model, features, targets, rank.world_size / p.batch).backward()
+            if arm["wrap"].endswith("_part"):
+                _average(inner[-1])
+        with count_collectives() as calls:
+            total = clip(model, arm["clip"], norm, p.bound)
+        rank.log(
+            step=number,
+            phase=norm,
+            sync_collectives=sync.count(),
+            sync_bytes=sync.bytes(),
+            clip_collectives=calls.count(),
+            clip_bytes=calls.bytes(),
+            clip_ops=",".join(call.op for call in calls.ops),
+            norm=None if total is None else getattr(total, "_local_tensor", total),
+            full_norm=None if total is None else _full(total),
+        )
+        rank.snapshot(step=number, phase=norm, grad=_gathered(model, numel))
+    if arm["wrap"] == "fsdp2_part":
+        refusal = ""
+        try:
+            nn.utils.clip_grad_norm_(model.parameters(), p.bound)
+        except RuntimeError as error:
+            refusal = str(error).splitlines()[0]
+        rank.log(step=len(judge.NORMS), phase="one call", refusal=refusal)
+
+
+def train(rank: Rank, arm: Arm, p: Any, step: Step, hook: Hook) -> None:
+    """Train a few steps; where the clip stands is up to the arm."""
+    model, features, targets = _problem(rank, p, torch.float64, whole=arm["whole"])
+    ddp = arm["ddp"] and rank.world_size > 1
+    wrapped = wrap("ddp", model, rank.device) if ddp else model
+    if arm["how"] == "hook_before":
+        wrapped.register_comm_hook(p.bound, hook)  # type: ignore[operator]
+    optimizer = torch.optim.SGD(model.parameters(), lr=p.lr)
+    weight = (1 if arm["whole"] else rank.world_size) / p.batch
+    half = len(features) // 2
+
+    def loss(rows: slice) -> torch.Tensor:
+        return _loss(wrapped, features[rows], targets[rows], weight)
+
+    halves = [lambda: loss(slice(None, half)), lambda: loss(slice(half, None))]
+    for number in range(p.steps):
+        with count_collectives() as calls:
+            norm = step(arm["how"], wrapped, halves, optimizer, p.bound, rank.rank)
+        with torch.no_grad():
+            after = _loss(model, features, targets, weight)
+        rank.log(step=number, loss=after, norm=norm, collectives=calls.count())
+        weights = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+        rank.digest(step=number, weights=weights)
+        if number == 0:
+            rank.snapshot(step=0, grad=_gathered(model, weights.numel()))
+
+
+def call_alone(rank: Rank, p: Any, clip: Clip) -> None:
+    """Clip sharded gradients on rank 0 only; then on all, where a rank holds an empty shard."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    # Without it NCCL's watchdog ends the process; with it the waiting rank raises, as gloo's does.
+    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
+    where = torch.device(rank.device)
+    meeting = dist.new_group()
+    cases = {
+        "fsdp2": (HIDDEN, "L2", True),
+        "fsdp1": (HIDDEN, "L2", True),
+        "empty": (1, "inf", False),
+    }
+    for number, (case, (rows, norm, lone)) in enumerate(cases.items()):
+        group = dist.new_group()
+        model: nn.Module = mlp((FEATURES, HIDDEN, rows), generator=rank.generator("alone"))
+        model.to(rank.device, torch.float32)
+        if case == "fsdp1":
+            model = FullyShardedDataParallel(model, process_group=group, device_id=where)
+        else:
+            mesh = DeviceMesh.from_group(group, where.type, mesh_dim_names=(case,))
+            fully_shard(model, mesh=mesh)
+        model(torch.ones(2, FEATURES, device=rank.device)).sum().backward()
+        called, raised = rank.rank == 0 or not lone, ""
+        # Set only now: the passes above may take as long as a loaded machine needs.
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=p.hang_timeout_s), group)
+        with count_collectives() as calls:
+            try:
+                if called:
+                    clip(model, "method" if case == "fsdp1" else "function", norm, p.bound)
+                _finish(rank.device)
+            except RuntimeError as error:
+                raised = str(error).splitlines()[0]
+        rank.log(
+            step=number,
+            phase=case,
+            called=called,
+            raised=raised,
+            waited=calls.count(),
+            timeout_s=p.hang_timeout_s,
+        )
+        dist.barrier(meeting)
+
+
+def measure_time(rank: Rank, arm: Arm, p: Any) -> None:
+    """Time the clip against backward and its collectives; count both at two widths."""
+    for number, (name, width) in enumerate((("wide", 2 * p.width), ("narrow", p.width))):
+        model, batch, parameters = _timed_model(rank, arm["wrap"], width)
+        for _ in range(WARM_UP):
+            with count_collectives() as sync:
+                _backward(model, batch)
+            with count_collectives() as calls:
+                _clip_timed(model, p.bound, foreach=True)
+        rank.log(
+            step=number,
+            phase=name,
+            sync_bytes=sync.bytes(),
+            clip_bytes=calls.bytes(),
+            clip_collectives=calls.count(),
+            parameters=parameters,
+        )
+    modes = ("foreach",) if arm["wrap"] == "fsdp1" else ("foreach", "loop")
+    for number in range(p.timed_steps):
+        for mode in modes:
+            start = time.perf_counter()
+            _backward(model, batch)
+            _finish(rank.device)
+            middle = time.perf_counter()
+            _clip_timed(model, p.bound, foreach=mode == "foreach")
+            _finish(rank.device)
+            end = time.perf_counter()
+            rank.log(step=number, phase=mode, backward_s=middle - start, clip_s=end - middle)
+
+
+def check_report(rank: Rank, clip: Clip) -> None:
+    """Clip the report's vector, in float64, with every norm at the report's bound."""
+    original = torch.ones(judge.ONES + 1, dtype=torch.float64, device=rank.device)
+    original[-1] = judge.LARGE
+    for number, norm in enumerate(("L1", "L2", "inf", "value")):
+        rank.snapshot(step=number, phase=norm, clipped=_clipped(original, norm, judge.MAX, clip))
+    ratio = float(original.norm(2) / original.norm(1))
+    matched = _clipped(original, "L2", judge.MAX * ratio, clip)
+    rank.snapshot(step=4, phase="matched", clipped=matched)
+    for number, spike in enumerate(judge.SPIKES):
+        steep = torch.full((judge.ONES + 1,), 1e-3, dtype=torch.float64, device=rank.device)
+        steep[-1] = spike
+        for norm in ("L1", "L2"):
+            rank.log(step=number, phase=norm, spike=_clipped(steep, norm, 1e3, clip)[-1])
+    tiny = torch.full((1,), judge.TINY, dtype=torch.float64, device=rank.device)
+    rank.log(step=0, phase="tiny", left=_clipped(tiny, "L2", judge.TINY_BOUND, clip)[0])
+
+
+def _clipped(gradient: torch.Tensor, norm: str, bound: float, clip: Clip) -> torch.Tensor:
+    holder = nn.ParameterList([nn.Parameter(torch.zeros_like(gradient))])
+    holder[0].grad = gradient.clone()
+    clip(holder, "function", norm, bound)
+    return holder[0].grad
+
+
+def _problem(
+    rank: Rank, p: Any, dtype: torch.dtype, *, whole: bool = False
+) -> tuple[nn.Sequential, torch.Tensor, torch.Tensor]:
+    """Return the model and this rank's rows, in this repeat's order; `whole` = all rows."""
+    model = mlp((FEATURES, HIDDEN, HIDDEN), generator=rank.generator("weights"))
+    generator = rank.generator("rows")
+    features = torch.randn(p.batch, FEATURES, dtype=torch.float64, generator=generator)
+    targets = torch.randn(p.batch, HIDDEN, dtype=torch.float64, generator=generator)
+    targets[0] *= SPIKE
+    order = rank.permutation(p.batch)
+    rows = [features[order], targets[order]]
+    features, targets = rows if whole else map(rank.shard, rows)
+    return (
+        model.to(rank.device, dtype),
+        features.to(rank.device, dtype),
+        targets.to(rank.device, dtype),
+    )
+
+
+def _loss(
+    model: nn.Module, features: torch.Tensor, targets: torch.Tensor, weight: float
+) -> torch.Tensor:
+    """Return a sum weighted so that the mean over ranks is the mean over the global batch."""
+    loss: torch.Tensor = (model(features) - targets).square().sum() * weight
+    return loss
+
+
+def _average(layer: nn.Module) -> None:
+    for parameter in layer.parameters():
+        assert parameter.grad is not None
+        dist.all_reduce(parameter.grad)
+        parameter.grad.div_(dist.get_world_size())
+
+
+def _gathered(model: nn.Module, numel: int) -> torch.Tensor:
+    """Return the whole gradient in the order of the parameters, whoever holds which part of it."""
+    parts = []
+    for parameter in model.parameters():
+        grad = parameter.grad
+        assert grad is not None
+        if hasattr(parameter, "_unpadded_unsharded_size"):  # FSDP1: an even share of a flat vector
+            whole = grad.new_empty(dist.get_world_size() * grad.numel())
+            dist.all_gather_into_tensor(whole, grad)
+            grad = whole[: parameter._unpadded_unsharded_size.numel()]
+        parts.append(_full(grad).reshape(-1))
+    gradient = torch.cat(parts)
+    assert gradient.numel() == numel
+    return gradient
+
+
+def _full(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def _empty_shard(kind: str, world: int) -> bool:
+    return kind == "fsdp2" and -(-HIDDEN // world) * (world - 1) >= HIDDEN
+
+
+def _timed_model(rank: Rank, kind: str, width: int) -> tuple[nn.Module, torch.Tensor, int]:
+    inner = mlp((64, width, width, 64), generator=rank.generator("timed"))
+    generator = rank.generator(f"timed rows {rank.rank}")
+    batch = torch.randn(32, 64, generator=generator).to(rank.device)
+    parameters = sum(parameter.numel() for parameter in inner.parameters())
+    return wrap(kind, inner.to(rank.device, torch.float32), rank.device), batch, parameters
+
+
+def _backward(model: nn.Module, batch: torch.Tensor) -> None:
+    model.zero_grad()
+    model(batch).square().mean().backward()
+
+
+def _clip_timed(model: nn.Module, bound: float, *, foreach: bool) -> None:
+    if hasattr(model, "clip_grad_norm_"):
+        model.clip_grad_norm_(bound)  # type: ignore[operator]
+    else:
+        nn.utils.clip_grad_norm_(model.parameters(), bound, foreach=foreach)
+
+
+def _finish(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize(device)
