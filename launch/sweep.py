@@ -1,285 +1,305 @@
 """Many configurations, one table: the points of a multirun, one after another on one warm server.
 
 Each point is a run directory of its own. A point that fails is a row, not the end. A second call
-runs only what is missing: a run of the same configuration, scenario source, torch and device that
-came to a sound end is taken as it is.
+runs only what is missing: a run of the same configuration, scenario source, torch, device and
+engine that came to a sound end is taken as it is, whoever started it.
 """
 
 from __future__ import annotations
 
-import csv
+import contextlib
+import functools
 import hashlib
+import importlib.metadata
 import json
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.errors import HarnessError, MissingRecord, RecordError
-from harness.plan import Layout, write_text
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import QuotedString
+
+from harness.errors import HarnessError, RecordError, UsageError
+from harness.plan import Layout
 from harness.report import terminal
-from harness.scenario import Role, Scenario
-from harness.tables import Tables
-from launch import environment, runs
+from harness.verdict import strict
+from launch import devices, sweep_tables
 from launch.command import Point
 from launch.config import Config
+from launch.devices import Place
 from launch.engine import Engine, Progress
-from launch.reproduce import engine_for, place, point_key, reproduce
+from launch.points import INTERRUPTED, NOT_RUN, Clock, Done, Finished, exit_code, measured
+from launch.reproduce import engine_for, point_key, reproduce
 
-Row = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Done:
-    """What became of one point."""
-
-    point: Point
-    layout: Layout | None
-    reused: bool
-    problem: str | None
+LOOKS = ("dry_run", "quiet", "json", "results")
+"""Keys that do not change what is swept, only where it goes and what is said about it."""
 
 
 def run(points: Sequence[Point]) -> int:
     """Run what is missing, write the tables and the page; returns the exit code.
 
-    The code is the gravest of the points': 10 unexpected, 11 inconclusive or failed, 0.
+    The code is 130 after Ctrl-C; that of the first point if no point came to a verdict; else the
+    gravest of the points': 10 unexpected, then 11 inconclusive, failed or refused, then 0.
+
+    Raises:
+        HarnessError: if no point can run, or the tables cannot be written.
     """
     sound = [point.config for point in points if point.config is not None]
     if not sound:
-        raise points[0].error or HarnessError("nothing to sweep")
-    first = sound[0]
-    out = terminal.console(quiet=first.quiet, stderr=first.json)
-    swept = swept_keys([point.overrides for point in points])
-    if first.dry_run:
-        for point in points:
-            out.print(" ".join(point.overrides), markup=False, soft_wrap=True)
-        out.print(f"{len(points)} points over {', '.join(swept) or 'nothing'}")
-        return 0
-    out.print(f"sweep of {first.name}: {len(points)} points over {', '.join(swept) or 'nothing'}")
-    engine = engine_for(first)
-    finished = _finished(first.results, {config.name for config in sound})
-    done: list[Done] = []
+        raise _refusal(points)
+    sweep = Sweep(points, sound)
+    if sound[0].dry_run:
+        return sweep.dry_run()
+    return sweep.run()
+
+
+class Sweep:
+    """One command line's points, and what became of them so far."""
+
+    def __init__(self, points: Sequence[Point], sound: Sequence[Config]) -> None:
+        """Look at the machine once, since a look costs an import of torch where there is a GPU."""
+        self.points = points
+        self.first = sound[0]
+        self.keys = swept_values([point.overrides for point in points])
+        self.swept = list(self.keys[0])
+        wanted = any(config.device != "cpu" for config in sound)
+        self._devices = devices.cuda_devices() if wanted else 0
+        self._torch = torch_version()
+        self._finished = Finished()
+        self._engines: dict[tuple[str, int], Engine] = {}
+        self.out = terminal.console(quiet=self.first.quiet, stderr=self.first.json)
+        self.arms = sum(len(config.scenario.arms) for config in sound)
+
+    @property
+    def folder(self) -> Path:
+        """The directory of the tables: the same keys and values find the same one again."""
+        words = sorted(
+            sorted(word for word in point.overrides if word.split("=")[0] not in LOOKS)
+            for point in self.points
+        )
+        digest = hashlib.sha256(json.dumps(words).encode()).hexdigest()[:8]
+        root = self.first.results.expanduser().absolute()
+        return root / "sweeps" / f"{self.first.name}-{digest}"
+
+    def run(self) -> int:
+        """Run the points, whatever becomes of each, and write the tables."""
+        over = ", ".join(self.swept) or "nothing: no key has two values"
+        self.out.print(f"sweep of {self.first.name}: {len(self.points)} points over {over}")
+        done: list[Done] = []
+        stopped = False
+        try:
+            with terminal.bar(self.out) as show:
+                clock = Clock(self.arms)
+                for number, point in enumerate(self.points, 1):
+                    name = f"point {number} of {len(self.points)}: {self.name(number)}"
+
+                    def changed(progress: Progress, name: str = name) -> None:
+                        words = f"{name}, {progress.arm}{clock.left(progress.done)}"
+                        show(clock.through + progress.done, self.arms, words)
+
+                    clock.start()
+                    done.append(self._point(number, point, changed))
+                    arms = len(point.config.scenario.arms) if point.config else 0
+                    clock.end(arms, counts=not done[-1].reused)
+                    show(clock.through, self.arms, name)
+                    self._say(self._line(done[-1]))
+        except KeyboardInterrupt:
+            stopped = True
+        finally:
+            for engine in self._engines.values():
+                engine.close()
+        for number in range(len(done) + 1, len(self.points) + 1):
+            interrupted = stopped and number == len(done) + 1
+            state = INTERRUPTED if interrupted else NOT_RUN
+            done.append(Done(number=number, state=state))
+        return self._conclude(done, stopped=stopped)
+
+    def dry_run(self) -> int:
+        """Print the points, and which of them exist already; start and write nothing."""
+        told = []
+        for number, point in enumerate(self.points, 1):
+            run = problem = None
+            if point.config is None:
+                problem = f"refused: {point.error}"
+            else:
+                try:
+                    found = self._existing(point.config)
+                    run = str(found.root) if found else None
+                except HarnessError as error:
+                    problem = f"cannot run: {error}"
+            told.append({"point": number, **self.keys[number - 1], "run": run, "problem": problem})
+            what = (problem or f"exists   {run}") if problem or run else "to run"
+            self._say(f"{number:>4}  {self.name(number)}  {what}")
+        there = sum(item["run"] is not None for item in told)
+        bad = sum(item["problem"] is not None for item in told)
+        self.out.print(
+            f"{len(told)} points: {there} exist, {len(told) - there - bad} to run, {bad} cannot run"
+        )
+        self._say(f"table    {self.folder / 'table.csv'}", style="dim")
+        if self.first.json:
+            print(json.dumps(strict(told), allow_nan=False))
+        return 11 if bad else 0
+
+    def name(self, number: int) -> str:
+        """Return the values of one point in words."""
+        return " ".join(f"{key}={value}" for key, value in self.keys[number - 1].items())
+
+    def _place(self, config: Config) -> Place:
+        return devices.choose(config.gpus, config.device, self._devices)
+
+    def _engine(self, config: Config) -> Engine:
+        return self._engines.setdefault((config.engine, config.port), engine_for(config))
+
+    def _existing(self, config: Config) -> Layout | None:
+        key = point_key(config, self._place(config), self._torch)
+        folder = config.results.expanduser().absolute() / config.name
+        return self._finished.find(folder, key, self._engine(config).name)
+
+    def _point(self, number: int, point: Point, changed: Callable[[Progress], None]) -> Done:
+        """Run one point, or take the run that is there; never raises but for Ctrl-C."""
+        if point.config is None:
+            error = point.error or UsageError("refused")
+            return Done(
+                number=number, state="refused", problem=str(error), exit_code=error.exit_code
+            )
+        config = point.config
+        born = time.monotonic()
+        try:
+            found = self._existing(config)
+            if found:
+                # A run whose files were damaged since counts as missing.
+                with contextlib.suppress(HarnessError):
+                    return measured(number, config, found, reused=True)
+            where = self._place(config)
+            result = reproduce(
+                config, self._engine(config), where, started=lambda plan: None, changed=changed
+            )
+            seconds = round(time.monotonic() - born, 3)
+            return measured(number, config, result.layout, seconds=seconds)
+        except HarnessError as error:
+            return Done(
+                number=number, state="failed", problem=str(error), exit_code=error.exit_code
+            )
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+            return Done(number=number, state="failed", problem=problem, exit_code=1)
+
+    def _line(self, done: Done) -> str:
+        took = "as it was" if done.reused else f"{done.seconds:.1f} s" if done.seconds else ""
+        words = [f"{done.number:>4}  {self.name(done.number)}", done.state.replace("_", " "), took]
+        problem = " ".join((done.problem or "").split())
+        return "  ".join(word for word in [*words, problem[:300]] if word)
+
+    def _conclude(self, done: Sequence[Done], *, stopped: bool) -> int:
+        folder = self.folder
+        keys = sweep_tables.key_columns(self.keys)
+        values = [
+            {key: _cell(row[key], kind) for key, kind in keys.items()} for row in self.keys
+        ]
+        points = [item.about() | values[item.number - 1] for item in done]
+        pairs = list(zip(points, done, strict=True))
+        arms = [{**about, **row} for about, item in pairs for row in item.rows]
+        findings = [{**about, **row} for about, item in pairs for row in item.findings]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RecordError(f"cannot make {folder}: {error.strerror}") from error
+        sweep_tables.write(folder, "table", sweep_tables.arms(keys), arms)
+        sweep_tables.write(folder, "findings", sweep_tables.findings(keys), findings)
+        self._page(folder, points, arms, findings)
+        terminal.sweep(self.out, self.swept, points, arms, findings)
+        counts = {
+            "run": sum(item.seconds is not None and item.state != "failed" for item in done),
+            "as they were": sum(item.reused for item in done),
+            "failed": sum(item.state == "failed" for item in done),
+            "refused": sum(item.state == "refused" for item in done),
+            "not run": sum(item.state in (INTERRUPTED, NOT_RUN) for item in done),
+        }
+        told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+        self.out.print(f"{len(done)} points: {told}")
+        if stopped:
+            self.out.print("interrupted: the same command runs what is left", style="bold yellow")
+        self._say(f"table    {folder / 'table.csv'}", style="dim")
+        self._say(f"page     {folder / 'sweep.html'}", style="dim")
+        if self.first.json:
+            rows = {"points": points, "arms": arms, "findings": findings}
+            print(json.dumps(strict(rows), allow_nan=False))
+        elif self.first.quiet:
+            print(folder / "table.csv")
+        return 130 if stopped else exit_code(done)
+
+    def _page(
+        self,
+        folder: Path,
+        points: Sequence[Mapping[str, Any]],
+        arms: Sequence[Mapping[str, Any]],
+        findings: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Write the page; what goes wrong here is said and loses no table."""
+        try:
+            from harness.report import sweep as page
+
+            page.write(
+                folder / "sweep.html",
+                page.Page(
+                    name=self.first.name,
+                    title=self.first.scenario.title,
+                    swept=self.swept,
+                    points=points,
+                    arms=arms,
+                    findings=findings,
+                ),
+            )
+        except Exception as error:
+            self._say(f"note     sweep.html not written: {type(error).__name__}: {error}")
+
+    def _say(self, text: str, *, style: str | None = None) -> None:
+        self.out.print(text, markup=False, style=style, soft_wrap=True)
+
+
+def _cell(value: Any, kind: type) -> Any:
+    if kind is not str:
+        return kind(value)
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def swept_values(overrides: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+    """Return, for each point, the value of every key that differs between points, as typed."""
+    typed = [dict(_parsed(word) for word in words) for words in overrides]
+    keys = dict.fromkeys(key for values in typed for key in values)
+    swept = [key for key in keys if len({json.dumps(v.get(key)) for v in typed}) > 1]
+    return [{key: values.get(key) for key in swept} for values in typed]
+
+
+@functools.cache
+def _parsed(word: str) -> tuple[str, Any]:
+    override = OverridesParser.create().parse_override(word)
+    return override.key_or_group, _plain(override.value())
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, QuotedString):
+        return value.text
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return value
+
+
+def torch_version() -> str | None:
+    """Return the version of the torch that ranks will import, without importing it."""
     try:
-        with terminal.bar(out) as show:
-            for number, point in enumerate(points):
-                show(number, len(points), " ".join(point.overrides[1:]))
-                done.append(_point(point, engine, finished))
-    finally:
-        engine.close()
-        folder = sweep_folder(first, swept, points)
-        code = _conclude(folder, first.scenario, swept, done, out) if done else 11
-    if first.json:
-        print(json.dumps(list(_rows(done, swept)), default=str))
-    return code
-
-
-def swept_keys(overrides: Sequence[Sequence[str]]) -> list[str]:
-    """Return the keys whose value differs between points, in the order typed."""
-    values: dict[str, set[str]] = {}
-    for words in overrides:
-        for word in words:
-            key, _, value = word.partition("=")
-            values.setdefault(key, set()).add(value)
-    return [key for key, found in values.items() if len(found) > 1]
-
-
-def sweep_folder(config: Config, swept: Sequence[str], points: Sequence[Point]) -> Path:
-    """Return the directory of a sweep: the same command line finds the same one again."""
-    text = json.dumps(sorted(point.overrides for point in points))
-    name = f"{config.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    return config.results.expanduser().absolute() / "sweeps" / name
-
-
-def _point(point: Point, engine: Engine, finished: Mapping[str, Layout]) -> Done:
-    if point.config is None:
-        return Done(point=point, layout=None, reused=False, problem=str(point.error))
-    config = point.config
-    try:
-        where = place(config)
-        torch = environment.gather(where)["packages"]["torch"]
-        found = finished.get(point_key(config, where, torch))
-        if found:
-            return Done(point=point, layout=found, reused=True, problem=None)
-        result = reproduce(config, engine, where, started=_silent, changed=_silent)
-    except HarnessError as error:
-        return Done(point=point, layout=None, reused=False, problem=str(error))
-    failures = "; ".join(result.verdict.failures)
-    return Done(point=point, layout=result.layout, reused=False, problem=failures or None)
-
-
-def _silent(what: object) -> None:
-    """Say nothing: the sweep has a bar of its own."""
-
-
-def _finished(results: Path, names: set[str]) -> dict[str, Layout]:
-    """Return the soundly ended runs by point key; an unsound one has to run again."""
-    found: dict[str, Layout] = {}
-    for name in names:
-        for path in sorted((results.expanduser() / name).glob("*/environment.json")):
-            layout = Layout(path.parent.absolute())
-            try:
-                key = runs.read_json(path).get("point")
-                verdict = runs.read_json(layout.verdict)
-            except HarnessError:
-                continue
-            if key and not verdict.get("failures"):
-                found[str(key)] = layout
-    return found
-
-
-def _conclude(
-    folder: Path, scenario: Scenario, swept: Sequence[str], done: Sequence[Done], out: Any
-) -> int:
-    rows = list(_rows(done, swept))
-    findings = list(_findings(done, swept))
-    _write_csv(folder / "table.csv", rows)
-    _write_csv(folder / "findings.csv", findings)
-    for name, data in (("table.parquet", rows), ("findings.parquet", findings)):
-        _write_parquet(folder / name, data)
-    try:
-        from harness.report import sweep as page
-
-        page.write(folder / "sweep.html", scenario, swept, rows, findings)
-    except HarnessError as error:
-        out.print(f"note     {error}", markup=False)
-    terminal.sweep(out, swept, rows)
-    problems = [item for item in done if item.problem]
-    for item in problems:
-        words = " ".join(item.point.overrides)
-        print(f"crossrank: {words}: {item.problem}", file=sys.stderr)
-    reused = sum(item.reused for item in done)
-    out.print(f"{len(done)} points: {len(done) - reused - len(problems)} run, {reused} as they were, "
-              f"{len(problems)} failed")
-    out.print(f"table    {folder / 'table.csv'}", style="dim", soft_wrap=True)
-    out.print(f"page     {folder / 'sweep.html'}", style="dim", soft_wrap=True)
-    codes = {row["exit_code"] for row in findings} | ({11} if problems else set())
-    return 10 if 10 in codes else 11 if 11 in codes else 0
-
-
-def _keys(item: Done, swept: Sequence[str]) -> Row:
-    typed = dict(word.split("=", 1) for word in item.point.overrides if "=" in word)
-    return {key: _value(typed.get(key)) for key in swept}
-
-
-def _value(text: str | None) -> Any:
-    if text is None:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
         return None
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
-def _rows(done: Sequence[Done], swept: Sequence[str]) -> Iterator[Row]:
-    """Yield one row per point and arm: the cross-rank loss gap, absolute and in floors."""
-    for item in done:
-        head = {**_keys(item, swept), "problem": item.problem or ""}
-        if item.layout is None:
-            yield head
-            continue
-        head |= {"run": item.layout.root.name, "reused": item.reused}
-        try:
-            tables = Tables.read(item.layout)
-        except RecordError as error:
-            yield {**head, "problem": str(error)}
-            continue
-        floor = loss_floor(tables, item.point.config)
-        for arm in tables.plan.arms:
-            gaps = loss_gaps(tables, arm.name)
-            if not gaps:
-                continue
-            last = gaps[max(gaps)]
-            yield {
-                **head,
-                "arm": arm.name,
-                "role": item.point.config.scenario.arm(arm.name).role.value
-                if item.point.config
-                else "",
-                "ranks": arm.ranks,
-                "loss_gap_first": gaps[min(gaps)],
-                "loss_gap_last": last,
-                "loss_gap_max": max(gaps.values()),
-                "loss_floor": floor,
-                "loss_gap_in_floors": last / floor if floor else None,
-            }
-
-
-def loss_gaps(tables: Tables, arm: str) -> dict[int, float]:
-    """Return step -> largest minus smallest loss over the ranks; empty if no loss was recorded."""
-    try:
-        series = [tables.series(arm, "loss", rank=rank) for rank in tables.ranks(arm)]
-    except MissingRecord:
-        return {}
-    steps = set.intersection(*(set(found) for found in series))
-    return {
-        step: max(found[step] for found in series) - min(found[step] for found in series)
-        for step in sorted(steps)
-    }
-
-
-def loss_floor(tables: Tables, config: Config | None) -> float | None:
-    """Return how far the loss of a permuted reference moves from the unpermuted one, at most."""
-    moved: list[float] = []
-    for arm in config.scenario.arms if config else ():
-        if arm.role is not Role.REFERENCE:
-            continue
-        try:
-            repeats = tables.plan.arm(arm.name).repeats
-            base = tables.series(arm.name, "loss")
-            for repeat in range(1, repeats):
-                again = tables.series(arm.name, "loss", repeat=repeat)
-                moved += [abs(again[step] - base[step]) for step in base if step in again]
-        except (MissingRecord, KeyError):
-            continue
-    return max(moved, default=0.0) or None
-
-
-def _findings(done: Sequence[Done], swept: Sequence[str]) -> Iterator[Row]:
-    for item in done:
-        if item.layout is None:
-            continue
-        try:
-            verdict = runs.read_json(item.layout.verdict)
-        except HarnessError:
-            continue
-        for finding in verdict["findings"]:
-            yield {
-                **_keys(item, swept),
-                "run": item.layout.root.name,
-                **{
-                    key: finding.get(key)
-                    for key in ("claim", "outcome", "expects", "effect", "floor", "multiple")
-                },
-                "exit_code": verdict["exit_code"],
-            }
-
-
-def _columns(rows: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(key for row in rows for key in row))
-
-
-def _write_csv(path: Path, rows: Sequence[Row]) -> None:
-    from io import StringIO
-
-    text = StringIO()
-    writer = csv.DictWriter(text, fieldnames=_columns(rows))
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(path, text.getvalue())
-
-
-def _write_parquet(path: Path, rows: Sequence[Row]) -> None:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        return
-    columns = {}
-    for name in _columns(rows):
-        values = [row.get(name) for row in rows]
-        kinds = {type(value) for value in values if value is not None}
-        columns[name] = [str(v) if v is not None and len(kinds - {int, float}) > 1 else v for v in values]
-    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+def _refusal(points: Sequence[Point]) -> HarnessError:
+    """Return one error that says what was wrong with each point, or the only one there is."""
+    errors = [point.error for point in points if point.error is not None]
+    distinct = list(dict.fromkeys(str(error) for error in errors))
+    if len(distinct) <= 1:
+        return errors[0] if errors else UsageError("nothing to sweep")
+    return UsageError("no point of this sweep can run\n" + "\n".join(distinct))

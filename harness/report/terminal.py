@@ -138,16 +138,36 @@ def _counts(findings: Mapping[str, Finding]) -> str:
     return ", ".join(f"{count} {words[outcome]}" for outcome, count in by.items() if count)
 
 
-def sweep(out: Console, swept: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print the table of a sweep: one line per point and arm."""
+def sweep(
+    out: Console,
+    swept: Sequence[str],
+    points: Sequence[Mapping[str, Any]],
+    arms: Sequence[Mapping[str, Any]],
+    findings: Sequence[Mapping[str, Any]],
+) -> None:
+    """Print a sweep in one line per point: its findings, and its arms with the largest figures.
+
+    The gap is that across ranks, of whichever arm has the largest; faulty and fixed are the drift
+    from the reference, in floors, of the worst arm of that role. All at the last step.
+    """
     table = Table(box=None, pad_edge=False, header_style="bold")
-    shown = [*swept, "arm", "loss_gap_first", "loss_gap_last", "loss_floor", "loss_gap_in_floors"]
-    for name in shown:
-        numeric = name in swept or name.startswith("loss")
-        table.add_column(name, justify="right" if numeric else "left")
-    for row in rows:
-        cells = [row.get(name) for name in shown]
-        if row.get("problem"):
-            cells[len(swept)] = f"failed: {row['problem']}"
-        table.add_row(*(number(c) if isinstance(c, float) else str("" if c is None else c) for c in cells))
+    columns = ("as expected", "gap", "faulty, floors", "fixed, floors")
+    for name in (*(key.rpartition(".")[2] for key in swept), "result", *columns):
+        table.add_column(name, justify="left" if name == "result" else "right")
+    for point in points:
+        mine = [row for row in arms if row["point"] == point["point"]]
+        found = [row for row in findings if row["point"] == point["point"]]
+        agree = sum(row["outcome"] == row["expects"] for row in found)
+        cells = [str(point[key]) for key in swept]
+        cells += [point["state"].replace("_", " "), f"{agree}/{len(found)}" if found else ""]
+        cells.append(number(_largest(mine, "loss_gap_last")))
+        for role in ("faulty", "fixed"):
+            of_role = [row for row in mine if row.get("role") == role]
+            cells.append(number(_largest(of_role, "loss_drift_last_floors")))
+        table.add_row(*map(Text, cells))
     out.print(table)
+
+
+def _largest(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    values = [row[name] for row in rows if row.get(name) is not None]
+    return max(values, key=lambda value: (math.isnan(value), value), default=None)
