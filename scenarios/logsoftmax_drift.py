@@ -135,7 +135,8 @@ def summed(mine: torch.Tensor) -> torch.Tensor:
 
 def valid_counts(valid: int, world: int, imbalance: float) -> list[int]:
     """Return how many of `valid` labels each rank gets: a ramp of (1 + x) to (1 - x) means."""
-    slope = [1 + imbalance * (1 - 2 * rank / max(world - 1, 1)) for rank in range(world)]
+    last = world - 1
+    slope = [1 + imbalance * (last - 2 * rank) / max(last, 1) for rank in range(world)]
     edges = [round(part * valid / world) for part in accumulate(slope, initial=0.0)]
     return [high - low for low, high in pairwise(edges)]
 
