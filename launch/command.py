@@ -1,4 +1,4 @@
-"""The command line behind `make repro` and `make sweep`: compose first, then run what was composed."""
+"""The command line behind `make repro` and `make sweep`: compose, then run what was composed."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from harness.errors import HarnessError
+from harness.errors import HarnessError, UsageError
 from harness.plan import Layout, Plan
 from harness.report import terminal
 from launch import config as configuration
@@ -35,20 +36,36 @@ class Point:
 def run(arguments: Sequence[str]) -> int:
     """Compose, run, report; returns the exit code."""
     points: list[Point] = []
+    bugs: list[Exception] = []
 
     def take(cfg: DictConfig) -> None:
-        overrides = tuple(HydraConfig.get().overrides.task)
+        # Unresolved: an interpolation in an override would be looked up where it stands.
+        composed = HydraConfig.instance().cfg
+        assert composed is not None
+        words: Any = OmegaConf.to_container(composed.hydra.overrides.task)
+        overrides = tuple(words)
         try:
-            points.append(Point(overrides=overrides, config=configuration.read(cfg)))
+            config = configuration.read(cfg, typed.problems)
+            points.append(Point(overrides=overrides, config=config))
         except HarnessError as error:
             points.append(Point(overrides=overrides, config=None, error=error))
+        except Exception as error:
+            # Hydra would print a part of the traceback and end as if the user had mistyped.
+            bugs.append(error)
 
     try:
-        configuration.check_arguments(arguments)
-        code = compose(arguments, take)
+        typed = configuration.check_arguments(arguments)
+        flags, _ = configuration.split(arguments)
+        if typed.problems and flags:
+            raise UsageError("\n".join(typed.problems))
+        code = compose(typed.sound, take)
+        if bugs:
+            raise bugs[0]
+        if typed.problems and not points:
+            raise UsageError("\n".join(typed.problems))
         if code or not points:
             return code
-        if {"-m", "--multirun"} & set(arguments):
+        if {"-m", "--multirun"} & set(flags):
             from launch import sweep
 
             return sweep.run(points)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,14 @@ from harness.scenario import Scenario
 CONF = Path(__file__).resolve().parent.parent / "conf"
 ENGINES = ("auto", "warm", "torchrun")
 DEVICES = ("auto", "cpu", "cuda")
-WITH_VALUE = ("--cfg", "-c", "--info", "-i", "--package", "-p", "--config-dir", "-cd")
+LONGEST_S = 30 * 86400
+"""A month; torch's timeouts overflow some way above it."""
+HYDRA_KEY = re.compile(r"hydra($|[./])")
+"""Keys that are Hydra's own business."""
+WITH_VALUE = (
+    *("--cfg", "-c", "--info", "-i", "--package", "-p", "--config-dir", "-cd"),
+    *("--config-name", "-cn", "--config-path", "-cp", "--experimental-rerun"),
+)
 """Flags of Hydra that take the next word as their value."""
 
 
@@ -70,68 +78,93 @@ def conf_folders() -> list[Path]:
     return [CONF, *(folder / "conf" for folder in scenarios.folders()[1:])]
 
 
-def check_arguments(argv: Sequence[str]) -> None:
-    """Check the names of everything typed, before Hydra sees it.
+@dataclass(frozen=True, kw_only=True)
+class Typed:
+    """What was typed: the words Hydra can take, and what is wrong with the others."""
 
-    Raises:
-        UsageError: naming every unknown key and group option at once, each with the nearest ones.
+    sound: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+def check_arguments(argv: Sequence[str]) -> Typed:
+    """Check form and names of everything typed, before Hydra sees it.
+
+    Every unknown key and group option gets a sentence with the names nearest to it.
     """
     options = groups()
     options["scenario"] = scenarios.names()
     flags, typed = split(argv)
     several = bool({"-m", "--multirun"} & set(flags))
-    problems = [problem for word in typed for problem in _syntax(word, several=several)]
-    if problems:
-        raise UsageError("\n".join(problems))
     chosen = {group: _default(group) for group in options}
+    problems: dict[str, list[str]] = {word: _syntax(word, options, several) for word in typed}
     for word in typed:
-        key, value = _key(word), word.partition("=")[2]
-        if key not in options:
+        key, _, value = word.partition("=")
+        if key not in options or problems[word]:
             continue
         names = [name.strip() for name in value.split(",")]
-        for name in names:
-            if key == "scenario" and name in ("", "null"):
-                raise _no_scenario()
-            if name not in (*options[key], "null"):
-                legal = ", ".join(options[key])
-                near = did_you_mean(name, options[key])
-                problems.append(f"no {key} named {name!r}{near}; legal: {legal}")
-        chosen[key] = names[0]
-    if problems:
-        raise UsageError("\n".join(problems))
-    legal_keys = sorted(_legal_keys(chosen)) + list(options)
+        problems[word] = [said for name in names if (said := _choice(key, name, options[key]))]
+        chosen[key] = None if problems[word] else names[0]
+    legal = sorted(_legal_keys(chosen)) + list(options)
+    strange = False
     for word in typed:
-        if (key := _key(word)) not in legal_keys and not key.startswith("hydra"):
-            problems.append(f"no key {key!r}{did_you_mean(key, legal_keys)}")
-    if problems:
-        raise UsageError("\n".join([*problems, f"legal: {', '.join(legal_keys)}"]))
+        key = _key(word)
+        unsure = key.startswith("scenario.") and chosen["scenario"] is None
+        if problems[word] or key in legal or unsure or HYDRA_KEY.match(key):
+            continue
+        problems[word] = [f"no key {key!r}{did_you_mean(key, legal)}"]
+        strange = True
+    said = [line for lines in problems.values() for line in lines]
+    if strange:
+        said.append(f"legal: {', '.join(legal)}")
+    refused = chosen["scenario"] is None
+    sound = [
+        word
+        for word in typed
+        if not problems[word] and not (refused and _key(word).startswith("scenario."))
+    ]
+    return Typed(sound=(*flags, *sound), problems=tuple(said))
 
 
 def _key(word: str) -> str:
     return word.partition("=")[0].lstrip("+~").partition("@")[0]
 
 
-def _syntax(word: str, *, several: bool) -> list[str]:
+def _choice(group: str, name: str, legal: Sequence[str]) -> str:
+    """Return what is wrong with the choice of one option of a group; empty if nothing is."""
+    if name in legal:
+        return ""
+    if name in ("", "null"):
+        if group == "scenario":
+            return _no_scenario()
+        return f"{group} cannot be empty; legal: {', '.join(legal)}"
+    return f"no {group} named {name!r}{did_you_mean(name, legal)}; legal: {', '.join(legal)}"
+
+
+def _syntax(word: str, groups: Iterable[str], several: bool) -> list[str]:
     """Return what is wrong with the form of one override, whatever its key."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    if "=" not in word and not word.startswith("~"):
+    key, sign, value = word.partition("=")
+    if word[:1] in ("+", "~") and not HYDRA_KEY.match(_key(word)):
+        return [f"{word}: no key can be added or taken away; type {_key(word)}=VALUE to set one"]
+    if not sign and not word.startswith("~"):
         return [f"{word!r} is not key=value"]
+    if "@" in key:
+        return [f"{word}: a group has one place here; type {_key(word)}=NAME"]
     try:
         parsed = OverridesParser.create().parse_override(word)
     except HydraException as error:
         return [f"cannot read {word!r}: {str(error).splitlines()[0]}"]
     if parsed.is_sweep_override() and not several:
-        return [
-            f"{word} names several values: type make sweep for all of them, "
-            f"or {_key(word)}=[{word.partition('=')[2]}] for one list"
-        ]
+        plain = key not in groups and "(" not in value
+        one = f", or {key}=[{value}] for one list" if plain else ", or one of them here"
+        return [f"{word} names several values: type make sweep for all of them{one}"]
     return []
 
 
-def _no_scenario() -> UsageError:
-    return UsageError(
+def _no_scenario() -> str:
+    return (
         "no scenario chosen\n"
         f"legal: {', '.join(scenarios.names())}\n"
         "type scenario=NAME, or `make list` to see what each one shows"
@@ -156,30 +189,32 @@ def _legal_keys(chosen: Mapping[str, str | None]) -> Iterable[str]:
                 yield from (f"{group}.{key}" for key in OmegaConf.load(path))
 
 
-def read(cfg: DictConfig) -> Config:
-    """Return the typed configuration.
+def read(cfg: DictConfig, problems: Sequence[str] = ()) -> Config:
+    """Return the typed configuration; `problems` are those that are known already.
 
     Raises:
-        UsageError: naming every value that does not fit, at once.
+        UsageError: naming all of them and every value that does not fit, at once.
     """
     try:
         data = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        raise UsageError(str(error).splitlines()[0]) from error
+        key = getattr(error, "full_key", None)
+        said = f"{key}: " if key else ""
+        raise UsageError("\n".join([*problems, said + str(error).splitlines()[0]])) from error
     assert isinstance(data, dict)
     from hydra.core.hydra_config import HydraConfig
 
     choices = HydraConfig.get().runtime.choices
     name = choices.get("scenario")
-    if not name:
-        raise _no_scenario()
-    scenario = scenarios.load(name)
     launch = data["launch"] or {}
-    params = data["scenario"] or {}
-    problems = violations(scenario.params, params)
-    problems += _top(data, launch, scenario)
-    if problems:
-        raise UsageError("\n".join(problems))
+    params = data.get("scenario") or {}
+    scenario = scenarios.load(name) if name else None
+    found = violations(scenario.params, params) if scenario else []
+    found += _top(data, launch, scenario)
+    if scenario is None and not problems:
+        found.append(_no_scenario())
+    if problems or found or scenario is None:
+        raise UsageError("\n".join([*problems, *found]))
     return Config(
         name=name,
         scenario=scenario,
@@ -201,21 +236,22 @@ def read(cfg: DictConfig) -> Config:
     )
 
 
-def _top(data: Mapping[Any, Any], launch: Mapping[str, Any], scenario: Scenario) -> list[str]:
+def _top(
+    data: Mapping[Any, Any], launch: Mapping[str, Any], scenario: Scenario | None
+) -> list[str]:
+    least = scenario.min_ranks if scenario else 1
+    most = scenario.max_ranks if scenario else None
     problems = []
     gpus = data["gpus"]
     if not _whole(gpus):
         problems.append(f"gpus={gpus!r} is not a whole number: type gpus=4")
-    elif gpus < scenario.min_ranks:
+    elif gpus < least:
         problems.append(
-            f"gpus={gpus}: this scenario needs at least {scenario.min_ranks} "
-            f"rank{'s' if scenario.min_ranks > 1 else ''}; type gpus={scenario.min_ranks}"
+            f"gpus={gpus}: this scenario needs at least {least} "
+            f"rank{'s' if least > 1 else ''}; type gpus={least}"
         )
-    elif scenario.max_ranks is not None and gpus > scenario.max_ranks:
-        problems.append(
-            f"gpus={gpus}: this scenario takes at most {scenario.max_ranks} ranks; "
-            f"type gpus={scenario.max_ranks}"
-        )
+    elif most is not None and gpus > most:
+        problems.append(f"gpus={gpus}: this scenario takes at most {most} ranks; type gpus={most}")
     if not _whole(data["seed"]) or not 0 <= data["seed"] < 2**63:
         problems.append(f"seed={data['seed']!r} is not a whole number from 0 to 2^63-1")
     for key in ("dry_run", "quiet", "json"):
@@ -232,10 +268,13 @@ def _top(data: Mapping[Any, Any], launch: Mapping[str, Any], scenario: Scenario)
         problems.append(f"launch.port={launch.get('port')!r} is not a port from 0 (any) to 65535")
     for key in ("collective_timeout_s", "arm_timeout_s"):
         value = launch.get(key)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-            problems.append(f"launch.{key}={value!r} is not a number of seconds above 0")
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 < value <= LONGEST_S:
+            problems.append(
+                f"launch.{key}={value!r} is not a number of seconds above 0, at most {LONGEST_S}"
+            )
     if not isinstance(data["results"], str) or not data["results"]:
-        problems.append(f"results={data['results']!r} is not a directory name")
+        problems.append(f"results={data['results']!r} is not a directory name: type results=./DIR")
     return problems
 
 
