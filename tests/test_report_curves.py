@@ -234,8 +234,8 @@ def test_the_floor_band_reaches_from_the_bottom_to_the_floor(tmp_path):
     band = re.search(r'class="floor" width="100%" y="([\d.]+)" height="([\d.]+)"', svg_of(chart))
     assert band
     top, height = map(float, band.groups())
-    assert top + height == pytest.approx(svg.SMALL, abs=0.2)
-    assert top == pytest.approx(svg.SMALL * (1 - chart.axis.place(1e-5)), abs=0.1)
+    assert top + height == pytest.approx(chart.height, abs=0.2)
+    assert top == pytest.approx(chart.height * (1 - chart.axis.place(1e-5)), abs=0.1)
 
 
 def points_of(path):

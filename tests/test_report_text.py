@@ -100,7 +100,7 @@ def test_hostile_texts_come_through_junit_whole(tmp_path):
         value for element in suite.iter() for value in element.attrib.values()
     )
     for field in ("text", "reason", "unit", "failure", "headline", "raised"):
-        assert f"{field} {EVIL}" in said
+        assert f"{field} {printable(EVIL)}" in said
     assert [element.tag for element in suite.iter() if element.tag == "img"] == []
 
 
@@ -208,6 +208,11 @@ def test_numbers_are_short(value, expected):
 )
 def test_ranks_are_ranges(ranks, expected):
     assert rank_list(ranks) == expected
+
+
+def test_a_turn_of_direction_is_shown_and_not_obeyed():
+    assert printable("a\u202eb\u2066c") == "a[U+202E]b[U+2066]c"
+    assert printable("\u2028\u00e9\u4e2d\t\n") == "\u2028\u00e9\u4e2d\t\n"
 
 
 def test_a_tally_counts_every_outcome(tmp_path):

@@ -113,6 +113,16 @@ class Chart:
         return len(self.panels) == 1 and len(self.panels[0].groups) > 1
 
     @property
+    def height(self) -> int:
+        """Height of each panel's axes in pixels: fewer panels are wider and may be taller."""
+        return 260 if len(self.panels) < 2 else 190 if len(self.panels) < 4 else 132
+
+    @property
+    def labels(self) -> int:
+        """About how many ticks an axis has room for."""
+        return 3 if len(self.panels) > 3 else 5
+
+    @property
     def reference(self) -> int | None:
         """The panel whose first line the others are compared with; None if they share one."""
         if len(self.panels) < 2:

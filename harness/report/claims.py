@@ -56,10 +56,15 @@ def _claim(item: Judged, verdict: Verdict) -> str:
         f'<td data-l="Finding"><span class="outcome {outcome.value}">'
         f'<span aria-hidden="true">{_SIGNS[outcome]}</span> {outcome.value}</span></td>'
         f'<td data-l="Expected">{expected}</td>'
-        f'<td class="num" data-l="Effect">{effect}</td>'
-        f'<td class="num" data-l="Floor">{floor}</td>'
-        f'<td class="num" data-l="Effect / floor">{multiple}</td></tr>'
+        f"{_number('Effect', effect)}{_number('Floor', floor)}"
+        f"{_number('Effect / floor', multiple)}</tr>"
     )
+
+
+def _number(label: str, cell: str) -> str:
+    # A narrow screen stacks the cells and can do without those that say nothing.
+    look = "num none" if cell == DASH else "num"
+    return f'<td class="{look}" data-l="{label}">{cell}</td>'
 
 
 def _evidence(finding: Finding, trace: str) -> str:

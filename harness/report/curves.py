@@ -44,7 +44,8 @@ def draw_all(
     panels: list[str] = []
     for index, chart in enumerate(charts):
         grids = [
-            svg.grid(panel, min(columns, 560 if chart.shared else 240)) for panel in chart.panels
+            svg.grid(panel, min(columns, 240 if len(chart.panels) > 3 else 560))
+            for panel in chart.panels
         ]
         figures.append(_figure(index, chart, grids, colours, detail))
         if detail.digits:
@@ -94,7 +95,7 @@ def _figure(
         parts.append("<p>No arm of this run recorded this metric.</p>")
     parts.append(_legend(chart, colours))
     frame = svg.frame(chart)
-    parts.append(f'<div class="panels{" shared" if chart.shared else ""}">')
+    parts.append(f'<div class="panels{" few" if len(chart.panels) < 4 else ""}">')
     for at, (panel, data) in enumerate(zip(chart.panels, grids, strict=True)):
         name = f"p{index}-{at}"
         groups = panel.groups
@@ -104,7 +105,7 @@ def _figure(
         drawing = svg.draw(
             chart, panel, data, colours, frame=frame, shadow=shadow, name=name, label=label
         )
-        height = svg.TALL if chart.shared else svg.SMALL
+        height = chart.height
         parts.append(
             f'<div class="panel">{head}<div class="plot" data-chart="{index}" '
             f'data-panel="{at}" style="--h:{height}px">{drawing}</div></div>'

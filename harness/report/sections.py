@@ -15,6 +15,8 @@ from harness.scenario import Arm, Scenario
 from harness.tables import Tables
 from harness.verdict import Verdict
 
+LONG = 100
+"""A headline of more characters is set smaller."""
 WIDEST = 4
 """Up to so many options get a column each; more would hide how the ranks ended."""
 
@@ -44,11 +46,12 @@ def head(
         ("again", "Judge again"),
         ("environment", "Environment"),
     ]
+    size = ' class="long"' if len(verdict.headline) > LONG else ""
     nav = "".join(f'<a href="#{target}">{label}</a>' for target, label in links)
     return (
         f'<header><p class="crumb"><b>crossrank</b> {text(scenario.family)} / '
         f"<code>{text(name)}</code></p>"
-        f'<h1>{text(verdict.headline)}</h1><p class="title">{text(scenario.title)}</p>'
+        f'<h1{size}>{text(verdict.headline)}</h1><p class="title">{text(scenario.title)}</p>'
         f'<p class="conclusion"><span class="badge {verdict.conclusion.value}">{short}</span> '
         f"<span>{long} {text(_sentence(tally(judged(scenario, verdict))))}</span></p>"
         f'<p class="facts">{"".join(f"<span>{text(fact)}</span>" for fact in facts)}</p>'

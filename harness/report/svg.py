@@ -18,8 +18,6 @@ from harness.report.chart import Chart, Line, Panel
 from harness.report.markup import text
 from harness.report.wording import TIMES, number
 
-TALL, SMALL = 260, 132
-"""Height in pixels of the axes of a shared panel, and of one among many."""
 DASHES = 8
 """How many dash patterns there are, one per rank."""
 
@@ -65,7 +63,7 @@ def _thin(line: Line, steps: Sequence[int]) -> tuple[float | None, float | None]
 
 def frame(chart: Chart) -> str:
     """Return grid, ticks and floor, which all panels of a chart have in common."""
-    height = TALL if chart.shared else SMALL
+    height = chart.height
     axis = chart.axis
     parts = []
     if chart.floor is not None and chart.floor > 0.0:
@@ -73,12 +71,12 @@ def frame(chart: Chart) -> str:
         parts.append(
             f'<rect class="floor" width="100%" y="{top:.1f}" height="{height - top:.1f}"/>'
         )
-    ticks = axis.ticks(5 if chart.shared else 3)
+    ticks = axis.ticks(chart.labels)
     lines = "".join(f"M0 {1000 * (1 - tick.at):.0f}h1000" for tick in ticks)
     parts.append(f'{_stretched(height)}<path class="grid" d="{lines}"/></svg>')
     for tick in ticks:
         parts.append(f'<text class="y" y="{(1 - tick.at) * height:.1f}">{tick.label}</text>')
-    for step in step_ticks(chart.first, chart.last, 8 if chart.shared else 3):
+    for step in step_ticks(chart.first, chart.last, 8 if len(chart.panels) < 2 else chart.labels):
         parts.append(f'<text class="x" x="{_across(chart, step) / 10:.1f}%">{step}</text>')
     return "".join(parts)
 
@@ -106,7 +104,7 @@ def draw(
         name: makes the ids on the page unique.
         label: says what the panel shows.
     """
-    height = TALL if chart.shared else SMALL
+    height = chart.height
     axis = chart.axis
     parts = [
         f'<svg class="chart" role="img" aria-labelledby="{name}t {name}d" height="{height}">'
@@ -185,9 +183,9 @@ def scale(chart: Chart, shadow: int | None) -> dict[str, Any]:
         "base": axis.base,
         "floor": axis.place(chart.floor) if chart.floor is not None else None,
         "x": [chart.first, chart.last],
-        "ticks": [[tick.at, tick.label] for tick in axis.ticks(5 if chart.shared else 3)],
+        "ticks": [[tick.at, tick.label] for tick in axis.ticks(chart.labels)],
         "shadow": shadow,
-        "height": TALL if chart.shared else SMALL,
+        "height": chart.height,
     }
 
 

@@ -25,7 +25,9 @@ CONCLUSIONS = {
 DASH, TIMES = "\u2013", "\u00d7"
 """By name, since they are easily taken for a hyphen and a letter."""
 
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff\u202a-\u202e\u2066-\u2069]"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,10 +122,13 @@ def _end(tables: Tables, arm: str, rank: int) -> tuple[str, bool]:
 
 
 def printable(text: str) -> str:
-    """Return the text with what neither XML nor UTF-8 can carry made visible."""
+    """Return the text with what XML or UTF-8 cannot carry, and turns of direction, made visible."""
     return _CONTROL.sub(_visible, text)
 
 
 def _visible(match: re.Match[str]) -> str:
     code = ord(match.group())
+    if 0x202A <= code <= 0x2069:
+        # Left in, it would turn the direction of everything after it.
+        return f"[U+{code:04X}]"
     return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else "\ufffd"
