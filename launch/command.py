@@ -40,8 +40,7 @@ def run(arguments: Sequence[str]) -> int:
 
     def take(cfg: DictConfig) -> None:
         # Unresolved: an interpolation in an override would be looked up where it stands.
-        composed = HydraConfig.instance().cfg
-        assert composed is not None
+        composed: Any = HydraConfig.instance().cfg
         words: Any = OmegaConf.to_container(composed.hydra.overrides.task)
         overrides = tuple(words)
         try:

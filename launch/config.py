@@ -113,16 +113,16 @@ def check_arguments(argv: Sequence[str]) -> Typed:
             continue
         problems[word] = [f"no key {key!r}{did_you_mean(key, legal)}"]
         strange = True
-    said = [line for lines in problems.values() for line in lines]
+    told = [line for lines in problems.values() for line in lines]
     if strange:
-        said.append(f"legal: {', '.join(legal)}")
+        told.append(f"legal: {', '.join(legal)}")
     refused = chosen["scenario"] is None
     sound = [
         word
         for word in typed
         if not problems[word] and not (refused and _key(word).startswith("scenario."))
     ]
-    return Typed(sound=(*flags, *sound), problems=tuple(said))
+    return Typed(sound=(*flags, *sound), problems=tuple(told))
 
 
 def _key(word: str) -> str:
@@ -198,8 +198,7 @@ def read(cfg: DictConfig, problems: Sequence[str] = ()) -> Config:
     try:
         data = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        key = getattr(error, "full_key", None)
-        said = f"{key}: " if key else ""
+        said = f"{error.full_key!s}: " if error.full_key else ""
         raise UsageError("\n".join([*problems, said + str(error).splitlines()[0]])) from error
     assert isinstance(data, dict)
     from hydra.core.hydra_config import HydraConfig
@@ -213,7 +212,7 @@ def read(cfg: DictConfig, problems: Sequence[str] = ()) -> Config:
     found += _top(data, launch, scenario)
     if scenario is None and not problems:
         found.append(_no_scenario())
-    if problems or found or scenario is None:
+    if problems or found or name is None or scenario is None:
         raise UsageError("\n".join([*problems, *found]))
     return Config(
         name=name,
@@ -268,8 +267,8 @@ def _top(
         problems.append(f"launch.port={launch.get('port')!r} is not a port from 0 (any) to 65535")
     for key in ("collective_timeout_s", "arm_timeout_s"):
         value = launch.get(key)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not 0 < value <= LONGEST_S:
+        number = not isinstance(value, bool) and isinstance(value, int | float)
+        if not number or not 0 < float(value or 0) <= LONGEST_S:
             problems.append(
                 f"launch.{key}={value!r} is not a number of seconds above 0, at most {LONGEST_S}"
             )
