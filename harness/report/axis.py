@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from harness.report.wording import number
@@ -46,8 +46,9 @@ class Axis:
         low = math.log10(self.low)
         return shelf + (1 - shelf) * (math.log10(value) - low) / (math.log10(self.high) - low)
 
-    def depths(self, values: Sequence[float]) -> list[int]:
+    def depths(self, places: Iterable[float]) -> list[int]:
         """Return where finite values stand in thousandths, 0 = top, 1000 = bottom."""
+        values = list(places)
         if not self.log:
             scale, top = 1000.0 / (self.high - self.low), self.high
             try:

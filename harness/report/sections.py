@@ -91,19 +91,17 @@ def arms(scenario: Scenario, tables: Tables, colours: Mapping[str, int]) -> str:
             f'<span class="swatch c{colours[arm.name]}"></span>{text(arm.name)}</th>',
             f'<span class="role {arm.role.value}">{arm.role.value}</span>',
             f'<td class="about">{text(arm.about)}</td>',
-            *(_options(arm, options) if wide else [" ".join(_pairs(arm))]),
-            repeats,
             status,
+            repeats,
+            *(
+                _options(arm, options)
+                if wide
+                else [f'<td class="options">{" ".join(_pairs(arm))}</td>']
+            ),
         ]
         rows.append(cells)
-    columns = [
-        "Arm",
-        "Role",
-        "What differs",
-        *(options if wide else ["Options"]),
-        "Repeats",
-        "Ranks",
-    ]
+    fixed = ["Arm", "Role", "What differs", "Ranks", "Repeats"]
+    columns = [*fixed, *(options if wide else ["Options"])]
     return section("arms", "Arms side by side", table(columns, rows))
 
 

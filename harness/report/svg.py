@@ -207,7 +207,7 @@ def _outline(
     points = [
         (x, v) for x, v in zip(across, values, strict=True) if v is not None and math.isfinite(v)
     ]
-    return list(zip([x for x, _ in points], axis.depths([v for _, v in points]), strict=True))
+    return list(zip([x for x, _ in points], axis.depths(v for _, v in points), strict=True))
 
 
 def _path(axis: Axis, across: Sequence[int], values: Sequence[float | None]) -> tuple[str, str]:
