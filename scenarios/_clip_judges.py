@@ -190,10 +190,10 @@ def traffic_grows_with_the_model(t: Tables) -> Finding:
         evidence |= {f"{arm}_clip": f"{clip[0]} -> {clip[1]}"}
         evidence |= {f"{arm}_backward": f"{sync[0]} -> {sync[1]}"}
     clip, sync = (
-        t.value("timed_fsdp2", metric, step=0, phase="wide")
+        t.value("timed_fsdp2", metric, step=1, phase="wide")
         for metric in ("clip_bytes", "sync_bytes")
     )
-    evidence["parameters"] = t.value("timed_fsdp2", "parameters", step=0, phase="wide")
+    evidence["parameters"] = t.value("timed_fsdp2", "parameters", step=1, phase="wide")
     share = clip / (clip + sync)
     numbers: dict[str, Any] = {"effect": share, "unit": "share of the bytes", "evidence": evidence}
     if not checked:
@@ -207,7 +207,7 @@ def traffic_grows_with_the_model(t: Tables) -> Finding:
     )
 
 
-_WIDTHS = ((1, "narrow"), (0, "wide"))
+_WIDTHS = ((0, "narrow"), (1, "wide"))
 
 
 def clip_takes_as_long_as_backward(t: Tables) -> Finding:
@@ -232,7 +232,7 @@ def clip_takes_as_long_as_backward(t: Tables) -> Finding:
     steps = len(t.series("timed_ddp", "clip_s", phase="foreach"))
     evidence |= {
         "steps": steps,
-        "parameters": t.value("timed_ddp", "parameters", step=1, phase="narrow"),
+        "parameters": t.value("timed_ddp", "parameters", step=1, phase="wide"),
     }
     worst = max(middle for _, middle, _ in decided)
     numbers: dict[str, Any] = {

@@ -35,7 +35,7 @@ class Params:
     batch: int = field(metadata=at_least(2))
     steps: int = field(metadata=at_least(1))
     lr: float = field(metadata=at_least(0.0))
-    width: int = field(metadata=at_least(1))
+    width: int = field(metadata=at_least(2))
     timed_steps: int = field(metadata=at_least(1))
     hang_timeout_s: float = field(metadata=at_least(0.01))
     permutations: int = field(metadata=at_least(1))
@@ -86,7 +86,9 @@ def clip(model: nn.Module, how: str, norm: str, bound: float) -> torch.Tensor | 
         return model.clip_grad_norm_(bound, order)  # type: ignore[operator, no-any-return]
     if how == "kinds":
         part: Any = get_total_norm(_gradients(sharded), order)
-        total = get_total_norm([part.full_tensor(), get_total_norm(_gradients(plain), order)], order)
+        total = get_total_norm(
+            [part.full_tensor(), get_total_norm(_gradients(plain), order)], order
+        )
         clip_grads_with_norm_(sharded, bound, total)
         clip_grads_with_norm_(plain, bound, total)
         return total
@@ -156,8 +158,11 @@ def step(
     return norm
 
 
-def clip_in_hook(bound: float, bucket: Any) -> Any:
-    """DDP communication hook that clips this rank's gradient, then averages: the wrong order."""
+def clip_in_hook(bound, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    """DDP communication hook that clips this rank's gradient, then averages: the wrong order.
+
+    Bare of annotations because DDP refuses those that `from __future__` has turned into text.
+    """
     import torch.distributed as dist
 
     gradient = bucket.buffer()
