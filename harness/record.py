@@ -279,7 +279,7 @@ class Scan:
                 f"{self.path} has schema {line['schema']}, this version reads schema {SCHEMA}; "
                 "judge it with the version that wrote it (see environment.json)"
             )
-        names = ("run", "scenario", "arm", "rank", "world_size")
+        names = ("run", "scenario", "arm", "rank", "world_size", "pid")
         self.header = Header(**{name: line[name] for name in names})
 
     def _damaged(self, number: int, error: Exception) -> RecordError:
