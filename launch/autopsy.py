@@ -10,6 +10,7 @@ import json
 import math
 import re
 import signal
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,19 +117,30 @@ def _first(batch: Batch) -> RankExit:
 
 
 def _hang(batch: Batch) -> str:
-    inside = [item for item in batch.exits if "torch" in item.stood]
-    outside = [item for item in batch.exits if item.stood and item not in inside]
-    head = f"arm {batch.exits[0].arm}: nothing recorded for the set time limit (launch.arm_timeout_s)"
-    if outside and inside:
-        odd = outside[0]
-        ranks = ", ".join(str(item.rank) for item in inside)
-        plural = "ranks" if len(inside) > 1 else "rank"
+    head = (
+        f"arm {batch.exits[0].arm}: nothing recorded for the set time limit (launch.arm_timeout_s)"
+    )
+    places = Counter(item.stood for item in batch.exits if item.stood)
+    if len(places) < 2:
+        behind = min(batch.exits, key=lambda item: -1 if item.step is None else item.step)
+        where = f"; all ranks stand at {next(iter(places))}" if places else ""
         return (
-            f"{head}; rank {odd.rank} {_place(odd)} stands at {odd.stood}, while {plural} {ranks} "
-            f"wait at {inside[0].stood}"
+            f"{head}{where}; furthest behind is rank {behind.rank} {_place(behind)}; "
+            "stacks are in logs/"
         )
-    behind = min(batch.exits, key=lambda item: -1 if item.step is None else item.step)
-    return f"{head}; furthest behind is rank {behind.rank} {_place(behind)}; stacks are in logs/"
+
+    def oddness(item: RankExit) -> tuple[bool, int, int]:
+        return item.stood.startswith("torch/"), places[item.stood], item.rank
+
+    odd = min((item for item in batch.exits if item.stood), key=oddness)
+    others = []
+    for place in places:
+        ranks = [str(item.rank) for item in batch.exits if item.stood == place != odd.stood]
+        if len(ranks) == 1:
+            others.append(f"rank {ranks[0]} waits at {place}")
+        elif ranks:
+            others.append(f"ranks {', '.join(ranks)} wait at {place}")
+    return f"{head}; rank {odd.rank} {_place(odd)} stands at {odd.stood}, while {', '.join(others)}"
 
 
 def _how(item: RankExit) -> str:

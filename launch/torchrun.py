@@ -14,8 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from harness import record
-from harness.errors import PrerequisiteError, RecordError
+from harness.errors import PrerequisiteError
 from harness.plan import Layout, Plan
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,9 +41,7 @@ def command(
 
     `port` 0 lets torchrun pick one (`--standalone`).
     """
-    place = (
-        ["--master-addr=127.0.0.1", f"--master-port={port}"] if port else ["--standalone"]
-    )
+    place = ["--master-addr=127.0.0.1", f"--master-port={port}"] if port else ["--standalone"]
     return [
         python,
         "-m",
@@ -94,12 +91,16 @@ class TorchrunRanks:
         return {rank: found.get(rank) if rank in found else 0 for rank in everyone}
 
     def signal(self, number: int) -> None:
-        """Send a signal to every rank that still runs; their records say which they are."""
-        for arm in self._arms:
-            for rank in range(self._plan.arm(arm).ranks):
-                for pid in self._pids(arm, rank):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, number)
+        """Send a signal to every rank that still runs: the agent's children.
+
+        Where the kernel does not list them nothing is sent: a process id from a record may
+        belong to a stranger by now.
+        """
+        if self._process.poll() is not None:
+            return
+        for pid in _children(self._process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def stop(self) -> None:
         """End the agent, which ends its workers; each worker dies with it in any case."""
@@ -111,12 +112,6 @@ class TorchrunRanks:
                 self._process.kill()
                 self._process.wait()
         self._gather()
-
-    def _pids(self, arm: str, rank: int) -> list[int]:
-        with contextlib.suppress(RecordError, OSError):
-            if (stream := record.read(self._layout, arm, rank)) and stream.end is None:
-                return [stream.header.pid]
-        return []
 
     def _agent_log(self) -> str:
         with contextlib.suppress(OSError):
@@ -138,6 +133,14 @@ class TorchrunRanks:
                 parts = [folder / "stdout.log", folder / "stderr.log"]
                 text = b"".join(part.read_bytes() for part in parts if part.exists())
                 self._layout.log(self._batch, rank).write_bytes(text)
+
+
+def _children(parent: int) -> list[int]:
+    found: list[int] = []
+    for listing in Path(f"/proc/{parent}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, listing.read_text().split())
+    return found
 
 
 def agent_log(layout: Layout, batch: int) -> Path:
