@@ -14,6 +14,7 @@ import sys
 import tempfile
 from array import array
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from harness.errors import RecordError
 from harness.plan import Layout
 
 HEADER = record.Header(run="r1", scenario="case", arm="faulty", rank=0, world_size=2)
+READ = replace(HEADER, pid=os.getpid())
+"""The header as it comes back: the writer adds its process."""
 ROOT = Path(__file__).parents[1]
 
 
@@ -83,7 +86,7 @@ def test_a_stream_of_no_record_still_says_whose_it_is(tmp_path):
     write_all(Layout(tmp_path), [], end=None)
     stream = record.read(Layout(tmp_path), "faulty", 0)
     assert stream is not None
-    assert (stream.header, stream.rows, stream.end, stream.torn) == (HEADER, [], None, False)
+    assert (stream.header, stream.rows, stream.end, stream.torn) == (READ, [], None, False)
 
 
 @given(st.lists(rows, max_size=8))
@@ -94,7 +97,7 @@ def test_every_value_comes_back_as_it_went_in(sequence):
         write_all(layout, sequence)
         stream = record.read(layout, "faulty", 0)
     assert stream is not None
-    assert (stream.header, stream.end, stream.torn) == (HEADER, "completed", False)
+    assert (stream.header, stream.end, stream.torn) == (READ, "completed", False)
     assert [(row.repeat, row.step, row.phase) for row in stream.rows] == [
         (repeat, step, phase) for _, repeat, step, phase in sequence
     ]
