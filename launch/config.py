@@ -186,7 +186,7 @@ def _legal_keys(chosen: Mapping[str, str | None]) -> Iterable[str]:
         for conf in conf_folders():
             path = conf / group / f"{name}.yaml"
             if path.exists():
-                yield from (f"{group}.{key}" for key in OmegaConf.load(path))
+                yield from (f"{group}.{key!s}" for key in OmegaConf.load(path))
 
 
 def read(cfg: DictConfig, problems: Sequence[str] = ()) -> Config:

@@ -1,4 +1,4 @@
-"""The torchrun engine: the command a person would type, built by a pure function, run and watched."""
+"""The torchrun engine: the command a person would type, built by a pure function, and watched."""
 
 from __future__ import annotations
 
