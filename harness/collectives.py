@@ -130,7 +130,7 @@ def count_collectives() -> Iterator[Calls]:
         yield calls
 
 
-class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Counter(TorchDispatchMode):
     def __init__(self, count: Callable[[Collective], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._count = count

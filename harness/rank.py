@@ -59,9 +59,7 @@ class Rank:
 
         Two ranks hold the same bits exactly if their `x.digest` are equal.
         """
-        self._writer.write(
-            _fingerprints(tensors), repeat=self.repeat, step=step, phase=phase
-        )
+        self._writer.write(_fingerprints(tensors), repeat=self.repeat, step=step, phase=phase)
 
     def snapshot(self, *, step: int, phase: str = "", **tensors: torch.Tensor) -> None:
         """Append the fingerprint and all values of each tensor, flattened, as float64.
@@ -71,9 +69,7 @@ class Rank:
         import torch
 
         buffers = {
-            name: memoryview(
-                tensor.detach().to("cpu", torch.float64).contiguous().reshape(-1).numpy()
-            )
+            name: tensor.detach().to("cpu", torch.float64).contiguous().reshape(-1).numpy().data
             for name, tensor in tensors.items()
         }
         self._writer.write(

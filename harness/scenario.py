@@ -1,4 +1,4 @@
-"""What a failure case is made of: claims, arms, parameters, and the two functions `run` and `judge`.
+"""What a failure case is made of: claims, arms, parameters, and the functions `run` and `judge`.
 
 A scenario module holds data and functions only; nothing registers itself. It imports torch inside
 `run` (and in what only `run` calls), so that listing, validating and judging need no torch.

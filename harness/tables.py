@@ -39,9 +39,7 @@ class Divergence:
 class Tables:
     """All streams of one run."""
 
-    def __init__(
-        self, plan: Plan, streams: Mapping[str, Mapping[int, record.Stream]]
-    ) -> None:
+    def __init__(self, plan: Plan, streams: Mapping[str, Mapping[int, record.Stream]]) -> None:
         """Take the plan and, by arm and rank, the streams that exist."""
         self.plan = plan
         self._streams = streams

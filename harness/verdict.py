@@ -62,17 +62,14 @@ class Verdict:
             "exit_code": self.conclusion.exit_code,
             "headline": self.headline,
             "findings": [
-                _finding(name, finding, claims.get(name))
-                for name, finding in self.findings.items()
+                _finding(name, finding, claims.get(name)) for name, finding in self.findings.items()
             ],
             "failures": list(self.failures),
         }
         return json.dumps(strict(data), indent=2, allow_nan=False) + "\n"
 
 
-def decide(
-    scenario: Scenario, name: str, tables: Tables, failures: Sequence[str] = ()
-) -> Verdict:
+def decide(scenario: Scenario, name: str, tables: Tables, failures: Sequence[str] = ()) -> Verdict:
     """Judge every claim of a scenario; never raises because of what a judge does."""
     findings: dict[str, Finding] = {}
     errors: dict[str, str] = {}

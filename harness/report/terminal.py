@@ -17,10 +17,17 @@ from harness.plan import Layout, Plan
 from harness.scenario import Finding, Outcome, Scenario
 from harness.verdict import Conclusion, Verdict
 
-STYLES = {Outcome.HOLDS: "bold green", Outcome.REFUTED: "bold magenta", Outcome.UNKNOWN: "bold yellow"}
+STYLES = {
+    Outcome.HOLDS: "bold green",
+    Outcome.REFUTED: "bold magenta",
+    Outcome.UNKNOWN: "bold yellow",
+}
 CONCLUSIONS = {
     Conclusion.AS_EXPECTED: ("as expected", "bold green"),
-    Conclusion.UNEXPECTED: ("UNEXPECTED: a finding is not the one this scenario expects", "bold red"),
+    Conclusion.UNEXPECTED: (
+        "UNEXPECTED: a finding is not the one this scenario expects",
+        "bold red",
+    ),
     Conclusion.INCONCLUSIVE: ("INCONCLUSIVE", "bold yellow"),
 }
 
@@ -33,7 +40,7 @@ class Bar(Protocol):
 
 
 def console(*, quiet: bool = False, stderr: bool = False) -> Console:
-    """Return where messages go: plain text off a terminal, NO_COLOR respected, never wrapped there."""
+    """Return where messages go: off a terminal plain and never wrapped; NO_COLOR counts."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else 110
     return Console(file=stream, quiet=quiet, highlight=False, soft_wrap=False, width=width)
@@ -115,7 +122,9 @@ def _claims(out: Console, scenario: Scenario, findings: Mapping[str, Finding]) -
             Text.assemble((f"{claim.kind.value}: ", "dim"), claim.text),
             Text(finding.outcome.value + mark, style=STYLES[finding.outcome]),
             number(finding.effect),
-            "exact" if finding.floor is None and finding.effect is not None else number(finding.floor),
+            "exact"
+            if finding.floor is None and finding.effect is not None
+            else number(finding.floor),
             Text(finding.reason),
         )
     return table
