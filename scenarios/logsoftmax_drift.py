@@ -82,9 +82,10 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
         optimizer.zero_grad()
         with amp:
             loss = loss_of(arm, ddp(x), y, rank.world_size)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
+        rank.log(step=step, phase="backward", loss=loss)  # of every repeat: its floor
         if rank.repeat == 0:
-            rank.log(step=step, phase="backward", loss=loss, valid=(y != IGNORE).sum())
+            rank.log(step=step, phase="backward", valid=(y != IGNORE).sum())
             keep(rank, "grad", [q.grad for q in model.parameters()], step, "backward", p)
         optimizer.step()
         keep(rank, "params", list(model.parameters()), step, "step", p)
@@ -119,18 +120,19 @@ def loss_of(arm: Arm, logits: torch.Tensor, y: torch.Tensor, world: int) -> torc
         chance, truth = torch.softmax(logits[valid], 1), F.one_hot(y[valid], len(SHARES))
         overlap, size = (chance * truth).sum(0), (chance + truth).sum(0)
         if everywhere:
-            overlap, size = summed(overlap), summed(size)
-        return (1 - (2 * overlap / size).mean()) * (world if everywhere else 1)
+            overlap, size = summed(overlap, world), summed(size, world)
+        return 1 - (2 * overlap / size).mean()
     return loss * world / summed(divisor) if everywhere else loss
 
 
-def summed(mine: torch.Tensor) -> torch.Tensor:
-    """Return the sum over ranks; its gradient is that of this rank's own part."""
+def summed(mine: torch.Tensor, weight: int = 1) -> torch.Tensor:
+    """Return the sum over ranks; its gradient is `weight` times that of this rank's own part."""
     import torch.distributed as dist
 
     total = mine.detach().clone()
     dist.all_reduce(total)
-    return mine + (total - mine.detach())
+    own = mine * weight
+    return own + (total - own.detach())
 
 
 def valid_counts(valid: int, world: int, imbalance: float) -> list[int]:
