@@ -35,9 +35,9 @@ def register_cpu_kernels() -> None:
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{kernel.__name__}", "CPU")
     ]
     if missing:
-        library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+        library = torch.library.Library("aten", "IMPL")
         for kernel in missing:
-            library.impl(kernel.__name__, kernel, "CPU")  # type: ignore[no-untyped-call]
+            library.impl(kernel.__name__, kernel, "CPU")
         _LIBRARIES.append(library)
 
 
@@ -96,7 +96,7 @@ class SyncBatchNorm(_BatchNorm):
             factor = self.momentum or 0.0
             if self.momentum is None:
                 factor = 1.0 / float(self.num_batches_tracked)
-        output: Tensor = _Function.apply(  # type: ignore[no-untyped-call]
+        output: Tensor = _Function.apply(
             input,
             self.weight,
             self.bias,
@@ -124,7 +124,7 @@ def convert_sync_batch_norm(
         device: where the module will run.
     """
     if not device.startswith("cpu"):
-        stock: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module, process_group)  # type: ignore[no-untyped-call]
+        stock: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module, process_group)
         return stock
     if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
         return _converted(module, process_group)
