@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,8 +84,11 @@ def compose(arguments: Sequence[str], take: Callable[[DictConfig], None]) -> int
     search = [f"hydra.searchpath=[{','.join(f'file://{path}' for path in folders)}]"]
     before = sys.argv
     flags, overrides = configuration.split(arguments)
+    # Hydra writes a file about the sweep while it composes; the run directories say all of it.
+    spare = tempfile.TemporaryDirectory(prefix="crossrank.")
+    search = [f"hydra.sweep.dir={spare.name}", *(search if folders else [])]
     # Hydra's parser wants all overrides in one row.
-    sys.argv = [sys.argv[0], *flags, *overrides, *(search if folders else [])]
+    sys.argv = [sys.argv[0], *flags, *overrides, *search]
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(take)()
     except SystemExit as error:
@@ -92,6 +96,7 @@ def compose(arguments: Sequence[str], take: Callable[[DictConfig], None]) -> int
         return 2 if error.code == 1 else int(error.code or 0)
     finally:
         sys.argv = before
+        spare.cleanup()
     return 0
 
 

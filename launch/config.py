@@ -103,7 +103,13 @@ def check_arguments(argv: Sequence[str]) -> Typed:
             continue
         names = [name.strip() for name in value.split(",")]
         problems[word] = [said for name in names if (said := _choice(key, name, options[key]))]
+        if key == "sweep" and not several:
+            problems[word] = [f"{word} is a prepared sweep: type make sweep {word}"]
+        elif key == "sweep" and len(names) > 1:
+            problems[word] = [f"{word}: one prepared sweep at a time"]
         chosen[key] = None if problems[word] else names[0]
+    if not any(_key(word) == "scenario" for word in typed):
+        chosen["scenario"] = _prepared(chosen["sweep"])
     legal = sorted(_legal_keys(chosen)) + list(options)
     strange = False
     for word in typed:
@@ -179,11 +185,21 @@ def _default(group: str) -> str | None:
     return None
 
 
+def _prepared(sweep: str | None) -> str | None:
+    """Return the scenario that a prepared sweep chooses."""
+    path = CONF / "sweep" / f"{sweep}.yaml"
+    for entry in OmegaConf.load(path).get("defaults", ()) if path.exists() else ():
+        if isinstance(entry, DictConfig) and "override /scenario" in entry:
+            return str(entry["override /scenario"])
+    return None
+
+
 def _legal_keys(chosen: Mapping[str, str | None]) -> Iterable[str]:
     top = OmegaConf.load(CONF / "config.yaml")
     yield from (str(key) for key in top if key not in ("defaults", "hydra"))
     for group, name in chosen.items():
-        for conf in conf_folders():
+        # A prepared sweep sets keys that are here already, and adds none.
+        for conf in conf_folders() if group != "sweep" else ():
             path = conf / group / f"{name}.yaml"
             if path.exists():
                 yield from (f"{group}.{key!s}" for key in OmegaConf.load(path))
