@@ -85,7 +85,7 @@ class Sweep:
     def run(self) -> int:
         """Run the points, whatever becomes of each, and write the tables."""
         over = ", ".join(self.swept) or "nothing: no key has two values"
-        self.out.print(f"sweep of {self.first.name}: {len(self.points)} points over {over}")
+        self.out.print(f"sweep of {self.first.name}: {_count(len(self.points))} over {over}")
         done: list[Done] = []
         stopped = False
         try:
@@ -134,7 +134,7 @@ class Sweep:
         there = sum(item["run"] is not None for item in told)
         bad = sum(item["problem"] is not None for item in told)
         self.out.print(
-            f"{len(told)} points: {there} exist, {len(told) - there - bad} to run, {bad} cannot run"
+            f"{_count(len(told))}: {there} exist, {len(told) - there - bad} to run, {bad} cannot run"
         )
         self._say(f"table    {self.folder / 'table.csv'}", style="dim")
         if self.first.json:
@@ -194,9 +194,7 @@ class Sweep:
     def _conclude(self, done: Sequence[Done], *, stopped: bool) -> int:
         folder = self.folder
         keys = sweep_tables.key_columns(self.keys)
-        values = [
-            {key: _cell(row[key], kind) for key, kind in keys.items()} for row in self.keys
-        ]
+        values = [{key: _cell(row[key], kind) for key, kind in keys.items()} for row in self.keys]
         points = [item.about() | values[item.number - 1] for item in done]
         pairs = list(zip(points, done, strict=True))
         arms = [{**about, **row} for about, item in pairs for row in item.rows]
@@ -217,7 +215,7 @@ class Sweep:
             "not run": sum(item.state in (INTERRUPTED, NOT_RUN) for item in done),
         }
         told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-        self.out.print(f"{len(done)} points: {told}")
+        self.out.print(f"{_count(len(done))}: {told}")
         if stopped:
             self.out.print("interrupted: the same command runs what is left", style="bold yellow")
         self._say(f"table    {folder / 'table.csv'}", style="dim")
@@ -286,6 +284,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     return value
+
+
+def _count(points: int) -> str:
+    return f"{points} point{'' if points == 1 else 's'}"
 
 
 def torch_version() -> str | None:
