@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import harness
-from harness import compare, load, parquet, record
+from harness import columns, compare, load, parquet, record
 from harness.columns import encodable
 from harness.errors import RecordError, UsageError
 from harness.plan import ArmPlan, Layout, Plan, write_text
@@ -215,6 +215,24 @@ def test_records_of_another_run_are_refused(tmp_path):
     other.stream("faulty", 0).replace(layout.stream("faulty", 0))
     with pytest.raises(RecordError, match=r"run r2.* run r1"):
         load(layout.root)
+
+
+@pytest.mark.parametrize("pending", [0, 1, 3, 1000])
+def test_packing_values_in_pieces_changes_nothing(tmp_path, monkeypatch, pending):
+    rows = [
+        (0, step, "", {"x": step / 7, "d": f"{step}", "n": None if step % 2 else 2**60 + step})
+        for step in range(9)
+    ]
+    make(tmp_path, {"faulty": [rows]})
+    monkeypatch.setattr(columns, "PENDING", pending)
+    df = load(tmp_path)
+    got = {name: column(df[df["metric"] == name], "text") for name in ("x", "d", "n")}
+    assert got == {
+        "x": [None] * 9,
+        "d": [str(step) for step in range(9)],
+        "n": ["null" if step % 2 else expected(2**60 + step)[1] for step in range(9)],
+    }
+    assert df[df["metric"] == "x"]["value"].tolist() == [step / 7 for step in range(9)]
 
 
 def test_what_is_no_number_text_or_null_is_refused(tmp_path):
@@ -420,12 +438,12 @@ def test_without_pyarrow_there_is_no_parquet_and_the_frame_is_the_same(tmp_path)
         f"layout = Layout(Path({str(tmp_path)!r}))\n"
         "assert parquet.write(layout, Tables.read(layout)) is False\n"
         "df = load(layout.root)\n"
-        "print(df['value'].tolist(), df['text'].tolist())\n"
+        "print(df['value'].tolist(), df['text'].dropna().to_dict())\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, timeout=60
     )
-    assert done.stdout.decode() == "[1.0, nan, nan] [nan, 'ab', 'null']\n"
+    assert done.stdout.decode() == "[1.0, nan, nan] {1: 'ab', 2: 'null'}\n"
     assert not layout.parquet.exists()
 
 
