@@ -207,6 +207,20 @@ def test_a_large_run_stays_under_the_limit_and_keeps_its_charts(tmp_path):
     assert source.count('class="plot"') == 8 * 12
 
 
+@pytest.mark.parametrize("limit", [300_000, 150_000, 80_000, 45_000])
+def test_a_tight_limit_is_kept_by_drawing_less_never_by_saying_less(tmp_path, monkeypatch, limit):
+    run = toy_run(tmp_path, plots=tuple(Plot(metric="loss", title=f"plot {k}") for k in range(60)))
+    monkeypatch.setattr(html, "LIMIT", limit)
+    source = page(run)
+    assert limit / 4 < len(source.encode()) < limit
+    said = " ".join(parsed(source).text.split())
+    for claim in run[1].claims:
+        assert claim.text in said
+    shown = source.count("<figure>")
+    if shown < 60:
+        assert f"{60 - shown} more charts did not fit" in said
+
+
 def test_no_records_at_all_still_make_a_page(tmp_path):
     layout, scenario, tables, _ = toy_run(tmp_path)
     empty = Tables(tables.plan, {})

@@ -96,6 +96,8 @@ def test_a_negative_value_ends_the_logarithm_and_says_so(tmp_path):
 
 def test_the_axis_reaches_the_floor():
     assert fit([1.0, 2.0], log=False, floor=5.0).place(5.0) < 1.0
+    assert fit([5.0, 6.0], log=False, floor=2.0).low == 0.0
+    assert fit([5.0, 6.0], log=False, floor=None).low > 0.0
     assert fit([1e-3, 1e-2], log=True, floor=1e-9).place(1e-9) > 0.0
 
 

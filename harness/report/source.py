@@ -107,8 +107,6 @@ def _kind(token: tokenize.TokenInfo, before: str) -> str:
 def _colour(line: str, marks: list[tuple[int, int, str]]) -> str:
     parts, at = [], 0
     for left, right, kind in marks:
-        if left < at:
-            continue
         parts.append(escape(printable(line[at:left])))
         parts.append(f'<i class="{kind}">{escape(printable(line[left:right]))}</i>')
         at = right
