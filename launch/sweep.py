@@ -20,7 +20,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import QuotedString
 
-from harness.errors import HarnessError, RecordError, UsageError
+from harness.errors import HarnessError, PrerequisiteError, UsageError
 from harness.plan import Layout
 from harness.report import terminal
 from harness.verdict import strict
@@ -84,6 +84,13 @@ class Sweep:
 
     def run(self) -> int:
         """Run the points, whatever becomes of each, and write the tables."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise PrerequisiteError(
+                f"cannot make {self.folder}: {error.strerror}\n"
+                "type results=DIR to write somewhere else"
+            ) from error
         over = ", ".join(self.swept) or "nothing: no key has two values"
         self.out.print(f"sweep of {self.first.name}: {_count(len(self.points))} over {over}")
         done: list[Done] = []
@@ -133,9 +140,8 @@ class Sweep:
             self._say(f"{number:>4}  {self.name(number)}  {what}")
         there = sum(item["run"] is not None for item in told)
         bad = sum(item["problem"] is not None for item in told)
-        self.out.print(
-            f"{_count(len(told))}: {there} exist, {len(told) - there - bad} to run, {bad} cannot run"
-        )
+        left = len(told) - there - bad
+        self._say(f"{_count(len(told))}: {there} exist, {left} to run, {bad} cannot run")
         self._say(f"table    {self.folder / 'table.csv'}", style="dim")
         if self.first.json:
             print(json.dumps(strict(told), allow_nan=False))
@@ -199,10 +205,6 @@ class Sweep:
         pairs = list(zip(points, done, strict=True))
         arms = [{**about, **row} for about, item in pairs for row in item.rows]
         findings = [{**about, **row} for about, item in pairs for row in item.findings]
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RecordError(f"cannot make {folder}: {error.strerror}") from error
         sweep_tables.write(folder, "table", sweep_tables.arms(keys), arms)
         sweep_tables.write(folder, "findings", sweep_tables.findings(keys), findings)
         self._page(folder, points, arms, findings)
