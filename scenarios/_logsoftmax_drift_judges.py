@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import MissingRecord
@@ -51,6 +52,11 @@ def floor(t: Tables, reference: str, step: int) -> Floor:
     if reference == "reference_bf16":
         return dtype_floor(t.distance(reference, "reference", "params", step=step, phase="step"))
     return permutation_floor(t.permuted(reference, "params", step=step, phase="step"))
+
+
+def largest(effects: Iterable[Effect]) -> Effect:
+    """Return the effect of most floors; one that is not a number outdoes all others."""
+    return max(effects, key=lambda effect: (math.isnan(effect.value), effect.multiple))
 
 
 def numbers(effect: Effect, unit: str = L2, /, **evidence: Any) -> dict[str, Any]:
@@ -134,7 +140,7 @@ def judge_order_bias(t: Tables) -> Finding:
             for step, effect in curve.items()
         },
     )
-    worst = max(effect.multiple for curve in curves.values() for effect in curve.values())
+    worst = largest(effect for curve in curves.values() for effect in curve.values()).multiple
     if all(effect.clean for curve in curves.values() for effect in curve.values()):
         return refuted(
             f"with {each} valid labels on every rank the gap to one process is {end} after "
@@ -203,7 +209,7 @@ def judge_form(t: Tables) -> Finding:
         for counts in ("equal", "uneven")
         for form in ("log_softmax", "log_of_softmax")
     }
-    worst = max(effects.values(), key=lambda effect: effect.value)
+    worst = largest(effects.values())
     fields = numbers(worst, **{name: effect.value for name, effect in effects.items()})
     if all(effect.clean for effect in effects.values()):
         return refuted(
@@ -261,7 +267,8 @@ def judge_uneven(t: Tables) -> Finding:
 def judge_dice(t: Tables) -> Finding:
     """Ask whether the gap reaches the metric: soft Dice decides, since it moves continuously."""
     counts = uneven_shares(t)
-    t.require("uneven", "fixed", "reference")
+    t.require("fixed")
+    parameters = gap(t, "uneven", "reference")
     base = t.last("reference", "dice_soft")
     repeats = range(1, t.plan.arm("reference").repeats)
     spacing = math.ulp(base)  # many permutations move soft Dice by less than that, so by nothing
@@ -272,6 +279,7 @@ def judge_dice(t: Tables) -> Finding:
     fields = numbers(
         effect,
         "points of soft Dice on the held-out rows",
+        parameters_from_one_process=parameters.value,
         soft_Dice_of_one_process=base,
         Dice_of_one_process=t.last("reference", "dice"),
         soft_Dice_signed=signed,
@@ -290,6 +298,8 @@ def judge_dice(t: Tables) -> Finding:
         f"Dice moves by {hard:+.2f} points, soft Dice by {signed:+.2g} ({effect.multiple:.2g} "
         "floors); one seed leaves the sign open: type seed=1,2,3,4,5,6,7,8 in a sweep"
     )
+    if not parameters.fault:
+        return unknown(f"the parameters have no gap that could reach Dice: {parameters}", **fields)
     if effect.fault:
         return holds(text, **fields)
     return refuted(text, **fields) if effect.clean else unknown(text, **fields)

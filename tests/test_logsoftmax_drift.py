@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import subprocess
 import sys
@@ -60,6 +61,13 @@ class Run:
         assert not verdict.judge_errors, verdict.judge_errors
         return verdict.findings
 
+    def finding(self, claim: str, streams: Streams) -> Finding:
+        (only,) = (item for item in drift.SCENARIO.claims if item.name == claim)
+        scenario = dataclasses.replace(drift.SCENARIO, claims=(only,), headline=lambda found: "")
+        verdict = decide(scenario, "logsoftmax_drift", Tables(self.plan, streams))
+        assert not verdict.judge_errors, verdict.judge_errors
+        return verdict.findings[claim]
+
     def tensors_of(self, streams: Streams, arm: str, other: str) -> None:
         """Let an arm have trained like another one, and keep what it logged."""
         for rank, stream in streams[arm].items():
@@ -114,12 +122,12 @@ def run(layout: Layout, tmp_path: Path) -> Run:
     return Run(layout, tmp_path)
 
 
-def outcome(run: Run, claim: str, streams: Streams, plan: Plan | None = None) -> str:
-    return run.judged(streams, plan)[claim].outcome.value
+def outcome(run: Run, claim: str, streams: Streams) -> str:
+    return run.finding(claim, streams).outcome.value
 
 
 def floor_of(run: Run, claim: str) -> float:
-    floor = run.judged(run.streams())[claim].floor
+    floor = run.finding(claim, run.streams()).floor
     assert floor
     return floor
 
@@ -149,7 +157,7 @@ def test_the_control_and_the_cure_are_rounding_and_the_fault_is_not(run):
 
 def test_the_gap_has_the_size_of_the_wrong_weights(run):
     """Counts c and d weigh a rank's labels (c+d)/2c: known without knowing how the code does it."""
-    found = run.judged(run.streams())["uneven_counts"]
+    found = run.finding("uneven_counts", run.streams())
     assert found.evidence["valid labels by rank"] == "[180, 60]"
     # Two independent means of n labels differ by s*sqrt(1/180 + 1/60); a quarter of that is off.
     assert 0.01 < found.evidence["gradient at step 1"] < 0.5
@@ -216,7 +224,7 @@ def test_a_batch_that_ranks_cannot_share_equally_says_which_batch_would_do(run):
             for row in streams["equal"][rank].rows
         ]
         streams["equal"][rank] = dataclasses.replace(streams["equal"][rank], rows=rows)
-    found = run.judged(streams)["order_bias"]
+    found = run.finding("order_bias", streams)
     assert found.outcome is Outcome.UNKNOWN
     assert "scenario.batch=480" in found.reason
 
@@ -234,7 +242,7 @@ def test_ranks_differ_holds_on_one_bit_and_names_the_place(run):
         for row in stream.rows
     ]
     streams["fixed"][1] = dataclasses.replace(stream, rows=rows)
-    found = run.judged(streams)["ranks_differ"]
+    found = run.finding("ranks_differ", streams)
     assert found.outcome is Outcome.HOLDS
     assert "fixed, grad.digest of ranks 0 and 1 differ from step 3" in found.reason
     assert found.effect == 1.0
@@ -336,13 +344,39 @@ def test_uneven_counts_is_unknown_between_rounding_and_a_fault(run):
 @pytest.mark.parametrize("sign", [1, -1])
 def test_dice_gap_by_size(run, floors, expected, sign):
     streams = run.streams()
-    finding = run.judged(streams)["dice_gap"]
+    finding = run.finding("dice_gap", streams)
     base, floor = finding.evidence["soft Dice of one process"], finding.floor
     moved = base + sign * floors * floor
     run.logged(
         streams, "uneven", lambda row: {"dice_soft": moved} if "dice_soft" in row.metrics else {}
     )
     assert outcome(run, "dice_gap", streams) == expected
+
+
+def test_dice_gap_is_unknown_where_the_parameters_have_no_gap(run):
+    streams = run.streams()
+    run.tensors_of(streams, "uneven", "equal")
+    found = run.finding("dice_gap", streams)
+    assert found.outcome is Outcome.UNKNOWN
+    assert "no gap that could reach Dice" in found.reason
+
+
+def test_parameters_that_are_not_numbers_are_a_fault_of_their_form(run):
+    streams = run.streams()
+    run.scaled(streams, "uneven_log_of_softmax", "uneven", "params", math.nan)
+    found = run.finding("form_of_the_loss", streams)
+    assert found.outcome is Outcome.HOLDS
+    assert math.isnan(found.effect)
+    streams = run.streams()
+    run.scaled(streams, "equal", "reference", "params", math.nan)
+    assert outcome(run, "order_bias", streams) == "holds"
+
+
+def test_the_worst_rank_counts(run):
+    streams = run.streams()
+    run.scaled(streams, "equal", "reference", "params", 1e-3)
+    streams["equal"][0] = run.streams()["equal"][0]
+    assert outcome(run, "order_bias", streams) == "holds"
 
 
 def test_dice_proves_nothing_unless_the_counts_add_up(run):
