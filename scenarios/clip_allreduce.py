@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from harness.scenario import Arm, Claim, Kind, Outcome, Plot, Role, Scenario, at_least
-from scenarios import _clip_judges as judge
+from harness.scenario import Arm, Plot, Role, Scenario, at_least
+from scenarios._clip_allreduce_claims import CLAIMS, headline
+from scenarios._clip_allreduce_gradients import SCALE
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +44,8 @@ class Params:
 
 def run(rank: Rank, arm: Arm, p: Params) -> None:
     """Carry out the part of the scenario that the arm belongs to."""
-    from scenarios import _clip_parts as parts
+    from scenarios import _clip_allreduce_parts as parts
+    from scenarios._clip_allreduce_report import check_report
 
     if arm["part"] == "traffic":
         parts.count_traffic(rank, arm, p, clip)
@@ -54,7 +56,7 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
     elif arm["part"] == "time":
         parts.measure_time(rank, arm, p)
     else:
-        parts.check_report(rank, clip)
+        check_report(rank, clip)
 
 
 def clip(model: nn.Module, how: str, norm: str, bound: float) -> torch.Tensor | None:
@@ -141,7 +143,7 @@ def step(
         losses[1]().backward()
         norm = clip_grad_norm_(parameters, bound)
     elif how in ("scaled", "unscaled"):
-        scaler = torch.amp.GradScaler(parameters[0].device.type, init_scale=judge.SCALE)
+        scaler = torch.amp.GradScaler(parameters[0].device.type, init_scale=SCALE)
         scaler.scale(losses[0]() + losses[1]()).backward()
         if how == "unscaled":
             scaler.unscale_(optimizer)
@@ -257,170 +259,6 @@ ARMS = (
     _arm("report", Role.CONTROL, "the report's vector, in one process", "report", ranks=1),
     _arm("alone", Role.FAULTY, "sharded, only rank 0 clips", "alone", isolated=True),
 )
-REPORT = "the report"
-HOLDS, REFUTED = Outcome.HOLDS, Outcome.REFUTED
-
-
-def _claim(name: str, kind: Kind, expects: Outcome, text: str, source: str = "") -> Claim:
-    return Claim(
-        name=name, kind=kind, expects=expects, text=text, judge=getattr(judge, name), source=source
-    )
-
-
-CLAIMS = (
-    _claim(
-        "ddp_reduces_the_norm",
-        Kind.MECHANISM,
-        REFUTED,
-        "Under DDP, clip_grad_norm_ all-reduces the global norm.",
-        REPORT,
-    ),
-    _claim(
-        "value_clip_is_silent",
-        Kind.MECHANISM,
-        HOLDS,
-        "clip_grad_value_ sends nothing.",
-        REPORT,
-    ),
-    _claim(
-        "value_clip_saves_traffic",
-        Kind.REMEDY,
-        REFUTED,
-        "Under DDP, clip_grad_value_ saves the communication of clip_grad_norm_.",
-        REPORT,
-    ),
-    _claim(
-        "sharded_norm_is_one_all_reduce",
-        Kind.COST,
-        HOLDS,
-        "With sharded gradients, a norm clip is one all-reduce.",
-    ),
-    _claim(
-        "traffic_grows_with_the_model",
-        Kind.COST,
-        REFUTED,
-        "What the clip sends grows with the model.",
-    ),
-    _claim(
-        "clip_takes_as_long_as_backward",
-        Kind.COST,
-        REFUTED,
-        "Under DDP, clip_grad_norm_ takes as long as backward with its all-reduce.",
-        REPORT,
-    ),
-    _claim(
-        "distributed_clip_is_right",
-        Kind.REMEDY,
-        HOLDS,
-        "Called on every rank the documented way, the clip gives one process's gradient.",
-    ),
-    _claim(
-        "local_norm_is_the_models",
-        Kind.SYMPTOM,
-        REFUTED,
-        "Clipping the shards each rank holds, or its layers' shards, is clipping the model.",
-    ),
-    _claim(
-        "shard_norm_is_sqrt_n_smaller",
-        Kind.MECHANISM,
-        HOLDS,
-        "In root mean square over N ranks, a shard's norm is the model's divided by sqrt(N).",
-    ),
-    _claim(
-        "one_call_takes_both_kinds",
-        Kind.SYMPTOM,
-        REFUTED,
-        "clip_grad_norm_ takes fully_shard's and replicated parameters in one call.",
-        "huggingface/accelerate#4219",
-    ),
-    _claim(
-        "returned_norm_can_be_logged",
-        Kind.SYMPTOM,
-        REFUTED,
-        "Under fully_shard, the norm that clip_grad_norm_ returns is the model's on every rank.",
-        "pytorch/torchtitan#766",
-    ),
-    _claim(
-        "lone_call_hangs_ddp", Kind.SYMPTOM, REFUTED, "Under DDP, clipping on rank 0 alone hangs."
-    ),
-    _claim(
-        "lone_call_is_harmless_under_ddp",
-        Kind.SYMPTOM,
-        REFUTED,
-        "Under DDP, clipping on rank 0 alone is harmless: the ranks stay equal.",
-    ),
-    _claim(
-        "lone_call_hangs_when_sharded",
-        Kind.SYMPTOM,
-        HOLDS,
-        "With sharded gradients, clipping on rank 0 alone hangs.",
-    ),
-    _claim(
-        "inf_norm_works_where_l2_does",
-        Kind.SYMPTOM,
-        REFUTED,
-        "Under fully_shard, an infinity norm works wherever L2 does.",
-    ),
-    _claim(
-        "by_hand_first",
-        Kind.MECHANISM,
-        REFUTED,
-        "Clipping each rank's gradient and then averaging by hand is the same.",
-    ),
-    _claim(
-        "in_hook",
-        Kind.MECHANISM,
-        REFUTED,
-        "Clipping in a DDP communication hook is the same.",
-    ),
-    _claim(
-        "in_no_sync",
-        Kind.MECHANISM,
-        REFUTED,
-        "Clipping inside no_sync, between micro-batches, is the same.",
-    ),
-    _claim(
-        "without_unscale",
-        Kind.MECHANISM,
-        REFUTED,
-        "With a GradScaler, clipping needs no unscale_ first.",
-        "pytorch/examples#1196",
-    ),
-    _claim(
-        "averaging_first_is_right",
-        Kind.REMEDY,
-        HOLDS,
-        "Averaged and unscaled first, then clipped, N ranks get one process's gradient.",
-    ),
-    _claim(
-        "report_arithmetic",
-        Kind.MECHANISM,
-        HOLDS,
-        "999 ones and one 1000, max_norm 500: L2 leaves 499.75 of the 1000, L1 250.1.",
-        REPORT,
-    ),
-    _claim(
-        "norm_choice_changes_direction",
-        Kind.MECHANISM,
-        REFUTED,
-        "L2 keeps the spike's relative strength, L1 averages the dimensions.",
-        REPORT,
-    ),
-    _claim(
-        "l2_cuts_a_spike_harder",
-        Kind.MECHANISM,
-        REFUTED,
-        "At the same bound, L2 cuts a spike that L1 would leave.",
-        REPORT,
-    ),
-    _claim(
-        "below_the_bound_is_untouched",
-        Kind.MECHANISM,
-        REFUTED,
-        "A gradient whose norm is below the bound comes out unchanged.",
-        REPORT,
-    ),
-)
 SCENARIO = Scenario(
     title="Clipping sends nothing under DDP; clipping before the average changes the gradient",
     family="clipping",
@@ -429,7 +267,7 @@ SCENARIO = Scenario(
     arms=ARMS,
     params=Params,
     run=run,
-    headline=judge.headline,
+    headline=headline,
     min_ranks=2,
     differs=("clip", "step", "clip_in_hook"),
     plots=(

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from harness.collectives import count_collectives
-from scenarios import _clip_judges as judge
+from scenarios._clip_allreduce_records import NORMS
 from scenarios._models import mlp
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ FEATURES, HIDDEN = 8, 64
 """Sharded over up to 8 ranks, 64 rows leave none of them without a row."""
 SPIKE = 50.0
 """One row's target is so many times the others': one rank holds a batch far steeper than theirs."""
-WARM_UP = 3
-"""Steps before the clock starts: DDP rebuilds its buckets after the first."""
+WARM_UP = 2
+"""Steps before those that count: DDP rebuilds its buckets after the first."""
 
 
 def wrap(kind: str, model: nn.Sequential, device: str) -> nn.Module:
@@ -46,8 +46,7 @@ def wrap(kind: str, model: nn.Sequential, device: str) -> nn.Module:
         replicated = [model[-1]] if kind == "fsdp1_part" else None
         return FullyShardedDataParallel(model, device_id=where, ignored_modules=replicated)
     if kind == "hsdp":
-        replicas = 2 if world % 2 == 0 and world > 2 else 1
-        shape, names = (replicas, world // replicas), ("replica", "shard")
+        shape, names = (_replicas(world), world // _replicas(world)), ("replica", "shard")
         fully_shard(model, mesh=init_device_mesh(where.type, shape, mesh_dim_names=names))
     elif kind in ("fsdp2", "fsdp2_part"):
         mesh = init_device_mesh(where.type, (world,))
@@ -71,7 +70,7 @@ def count_traffic(rank: Rank, arm: Arm, p: Any, clip: Clip) -> None:
         rank.permutation(gradient.numel(), name=f"elements {number}").to(rank.device)
         for number, gradient in enumerate(gradients if rank.repeat else ())
     ]
-    for number, norm in enumerate(judge.NORMS):
+    for number, norm in enumerate(NORMS):
         if norm == "layer" and arm["wrap"].startswith("fsdp1"):
             continue  # its flat parameter knows no layers
         if norm == "inf" and _empty_shard(arm["wrap"], rank.world_size):
@@ -90,6 +89,7 @@ def count_traffic(rank: Rank, arm: Arm, p: Any, clip: Clip) -> None:
             clip_collectives=calls.count(),
             clip_bytes=calls.bytes(),
             clip_ops=",".join(call.op for call in calls.ops),
+            tensors=len(parameters),
             norm=None if total is None else getattr(total, "_local_tensor", total),
             full_norm=None if total is None else _full(total),
         )
@@ -100,7 +100,7 @@ def count_traffic(rank: Rank, arm: Arm, p: Any, clip: Clip) -> None:
             nn.utils.clip_grad_norm_(model.parameters(), p.bound)
         except RuntimeError as error:
             refusal = str(error).splitlines()[0]
-        rank.log(step=len(judge.NORMS), phase="one call", refusal=refusal)
+        rank.log(step=len(NORMS), phase="one call", refusal=refusal)
 
 
 def train(rank: Rank, arm: Arm, p: Any, step: Step, hook: Hook) -> None:
@@ -179,57 +179,43 @@ def measure_time(rank: Rank, arm: Arm, p: Any) -> None:
     """Time the clip against backward and its collectives; count both at two widths."""
     for number, (name, width) in enumerate((("narrow", p.width // 2), ("wide", p.width))):
         model, batch, parameters = _timed_model(rank, arm["wrap"], width)
-        for _ in range(WARM_UP):
+        for foreach in (False,) * WARM_UP + (True, False):
             with count_collectives() as sync:
-                _backward(model, batch)
+                model.zero_grad()
+                model(batch).square().mean().backward()
             with count_collectives() as calls:
-                _clip_timed(model, p.bound, foreach=True)
-        rank.log(
-            step=number,
-            phase=name,
-            sync_bytes=sync.bytes(),
-            clip_bytes=calls.bytes(),
-            clip_collectives=calls.count(),
-            parameters=parameters,
-        )
+                _clip_timed(model, p.bound, foreach=foreach)
+            rank.log(
+                step=number,
+                phase=f"{name} {'foreach' if foreach else 'loop'}",
+                sync_bytes=sync.bytes(),
+                clip_bytes=calls.bytes(),
+                clip_collectives=calls.count(),
+                parameters=parameters,
+            )
     # The method of FSDP1 has no such switch.
     modes = ("foreach",) if arm["wrap"] == "fsdp1" else ("foreach", "loop")
     # Only DDP's time decides a claim.
     for number in range(p.timed_steps if arm["wrap"] == "ddp" else 1 + p.timed_steps // 2):
         for mode in modes:
+            model.zero_grad()
+            begin = time.perf_counter()
+            loss = model(batch).square().mean()
+            _finish(rank.device)
             start = time.perf_counter()
-            _backward(model, batch)
+            loss.backward()
             _finish(rank.device)
             middle = time.perf_counter()
             _clip_timed(model, p.bound, foreach=mode == "foreach")
             _finish(rank.device)
             end = time.perf_counter()
-            rank.log(step=number, phase=mode, backward_s=middle - start, clip_s=end - middle)
-
-
-def check_report(rank: Rank, clip: Clip) -> None:
-    """Clip the report's vector, in float64, with every norm at the report's bound."""
-    original = torch.ones(judge.ONES + 1, dtype=torch.float64, device=rank.device)
-    original[-1] = judge.LARGE
-    for number, norm in enumerate(("L1", "L2", "inf", "value")):
-        rank.snapshot(step=number, phase=norm, clipped=_clipped(original, norm, judge.MAX, clip))
-    ratio = float(original.norm(2) / original.norm(1))
-    matched = _clipped(original, "L2", judge.MAX * ratio, clip)
-    rank.snapshot(step=4, phase="matched", clipped=matched)
-    for number, spike in enumerate(judge.SPIKES):
-        steep = torch.ones(judge.ONES + 1, dtype=torch.float64, device=rank.device)
-        steep[-1] = spike
-        for norm in ("L1", "L2"):
-            rank.log(step=number, phase=norm, spike=_clipped(steep, norm, 1e3, clip)[-1])
-    tiny = torch.full((1,), judge.TINY, dtype=torch.float64, device=rank.device)
-    rank.log(step=0, phase="tiny", left=_clipped(tiny, "L2", judge.TINY_BOUND, clip)[0])
-
-
-def _clipped(gradient: torch.Tensor, norm: str, bound: float, clip: Clip) -> torch.Tensor:
-    holder = nn.ParameterList([nn.Parameter(torch.zeros_like(gradient))])
-    holder[0].grad = gradient.clone()
-    clip(holder, "function", norm, bound)
-    return holder[0].grad
+            rank.log(
+                step=number,
+                phase=mode,
+                forward_s=start - begin,
+                backward_s=middle - start,
+                clip_s=end - middle,
+            )
 
 
 def _problem(
@@ -302,11 +288,19 @@ def _gradient(parameter: nn.Parameter) -> torch.Tensor:
 
 
 def _full(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    whole: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole
+
+
+def _replicas(world: int) -> int:
+    """Return how many replicas HSDP's mesh has; the shards are what is left."""
+    return 2 if world % 2 == 0 and world > 2 else 1
 
 
 def _empty_shard(kind: str, world: int) -> bool:
-    return kind == "fsdp2" and -(-HIDDEN // world) * (world - 1) >= HIDDEN
+    """Say whether a rank gets no row of 64, which torch deals out in equal chunks, rounded up."""
+    shards = world // _replicas(world) if kind == "hsdp" else world
+    return kind in ("fsdp2", "fsdp2_part", "hsdp") and -(-HIDDEN // shards) * (shards - 1) >= HIDDEN
 
 
 def _timed_model(rank: Rank, kind: str, width: int) -> tuple[nn.Module, torch.Tensor, int]:
@@ -315,11 +309,6 @@ def _timed_model(rank: Rank, kind: str, width: int) -> tuple[nn.Module, torch.Te
     batch = torch.randn(32, 64, generator=generator).to(rank.device)
     parameters = sum(parameter.numel() for parameter in inner.parameters())
     return wrap(kind, inner.to(rank.device, torch.float32), rank.device), batch, parameters
-
-
-def _backward(model: nn.Module, batch: torch.Tensor) -> None:
-    model.zero_grad()
-    model(batch).square().mean().backward()
 
 
 def _clip_timed(model: nn.Module, bound: float, *, foreach: bool) -> None:
