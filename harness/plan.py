@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,23 @@ class Plan:
             if arm.name == name:
                 return arm
         raise KeyError(name)
+
+    def deal(self, arms: Sequence[str]) -> dict[str, tuple[int, ...]]:
+        """Return which processes carry out each of these arms when they share processes.
+
+        Arms of one process are dealt out over all of them, so that they run side by side. The
+        position in a tuple is the rank within the arm.
+        """
+        dealt: dict[str, tuple[int, ...]] = {}
+        singles = 0
+        for name in arms:
+            ranks = self.arm(name).ranks
+            if ranks == 1:
+                dealt[name] = (singles % self.world_size,)
+                singles += 1
+            else:
+                dealt[name] = tuple(range(ranks))
+        return dealt
 
     def to_json(self) -> str:
         """Return the plan as JSON text."""

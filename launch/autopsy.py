@@ -60,9 +60,12 @@ def autopsy(
 ) -> RankExit:
     """Gather how one rank of a broken batch ended, from its streams, error file and log."""
     arm, step, phase = arms[0], None, ""
-    for name in arms:
+    mine = [(name, dealt.index(rank)) for name, dealt in plan.deal(arms).items() if rank in dealt]
+    if mine:
+        arm = mine[0][0]
+    for name, place in mine:
         try:
-            stream = record.read(layout, name, rank) if rank < plan.arm(name).ranks else None
+            stream = record.read(layout, name, place)
         except RecordError:
             break
         if stream is None:
@@ -87,6 +90,12 @@ def failures(batches: Sequence[Batch]) -> list[str]:
     return [_sentence(batch) for batch in batches if batch.exits]
 
 
+def broken_arm(batch: Batch) -> str:
+    """Return the arm in which a broken batch failed."""
+    first = _first(batch)
+    return (_odd(batch) or first).arm if batch.hung and first.code is None else first.arm
+
+
 def _sentence(batch: Batch) -> str:
     first = _first(batch)
     if batch.hung and first.code is None:
@@ -101,14 +110,17 @@ def _first(batch: Batch) -> RankExit:
     """Return the rank whose end is no consequence of another one's."""
 
     def order(item: RankExit) -> tuple[int, float, int]:
-        if item.code is not None and item.code < 0:
+        if item.code == -signal.SIGTERM:
+            # torchrun's agent stops the peers of a failed rank this way.
+            kind = 3
+        elif item.code is not None and item.code < 0:
             kind = 0
         elif item.code and not (item.error and peer_was_lost(item.error)):
             kind = 1
         elif item.code == 0:
             kind = 2
         else:
-            kind = 3 if item.code else 4
+            kind = 4 if item.code else 5
         return kind, item.time, item.rank
 
     gone = [item for item in batch.exits if item.code is not None]
@@ -116,23 +128,27 @@ def _first(batch: Batch) -> RankExit:
     return min(gone or batch.exits, key=order)
 
 
-def _hang(batch: Batch) -> str:
-    head = (
-        f"arm {batch.exits[0].arm}: nothing recorded for the set time limit (launch.arm_timeout_s)"
-    )
+def _odd(batch: Batch) -> RankExit | None:
+    """Return the hung rank that stands somewhere else than the others; None if none does."""
     places = Counter(item.stood for item in batch.exits if item.stood)
-    if len(places) < 2:
-        behind = min(batch.exits, key=lambda item: -1 if item.step is None else item.step)
-        where = f"; all ranks stand at {next(iter(places))}" if places else ""
-        return (
-            f"{head}{where}; furthest behind is rank {behind.rank} {_place(behind)}; "
-            "stacks are in logs/"
-        )
 
     def oddness(item: RankExit) -> tuple[bool, int, int]:
         return item.stood.startswith("torch/"), places[item.stood], item.rank
 
-    odd = min((item for item in batch.exits if item.stood), key=oddness)
+    return min((e for e in batch.exits if e.stood), key=oddness) if len(places) > 1 else None
+
+
+def _hang(batch: Batch) -> str:
+    odd = _odd(batch)
+    limit = "nothing recorded for the set time limit (launch.arm_timeout_s)"
+    places = list(dict.fromkeys(item.stood for item in batch.exits if item.stood))
+    if odd is None:
+        behind = min(batch.exits, key=lambda item: -1 if item.step is None else item.step)
+        where = f"; all ranks stand at {places[0]}" if places else ""
+        return (
+            f"arm {behind.arm}: {limit}{where}; furthest behind is rank {behind.rank} "
+            f"{_place(behind)}; stacks are in logs/"
+        )
     others = []
     for place in places:
         ranks = [str(item.rank) for item in batch.exits if item.stood == place != odd.stood]
@@ -140,7 +156,10 @@ def _hang(batch: Batch) -> str:
             others.append(f"rank {ranks[0]} waits at {place}")
         elif ranks:
             others.append(f"ranks {', '.join(ranks)} wait at {place}")
-    return f"{head}; rank {odd.rank} {_place(odd)} stands at {odd.stood}, while {', '.join(others)}"
+    return (
+        f"arm {odd.arm}: {limit}; rank {odd.rank} {_place(odd)} stands at {odd.stood}, "
+        f"while {', '.join(others)}"
+    )
 
 
 def _how(item: RankExit) -> str:

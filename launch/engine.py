@@ -7,6 +7,7 @@ isolated; when it breaks, the arms behind the broken one get a batch of their ow
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,13 +16,14 @@ from pathlib import Path
 from typing import Protocol
 
 from harness.plan import Layout, Plan, write_text
-from launch.autopsy import Batch, autopsy
+from launch.autopsy import Batch, autopsy, broken_arm
 
 GRACE_S = 1.0
 """After the first rank has failed, the others get so long to leave their own last words."""
-START_S = 60.0
-"""Ranks that have recorded nothing yet get so much more: importing torch can take long."""
-STACK_S = 0.5
+LONGER_S = 60.0
+"""Ranks get so much more to start and to leave: importing torch can take long, and so can an agent
+that gathers how its ranks ended."""
+STACK_S = 2.0
 """So long a hung rank gets to write its stack before it is killed."""
 
 
@@ -33,6 +35,9 @@ class Running(Protocol):
 
     def poll(self, seconds: float) -> Mapping[int, int | None]:
         """Wait up to `seconds` for news; return rank -> exit code, None while it runs."""
+
+    def leaving(self) -> bool:
+        """Say whether a rank is gone while its exit code is still to come."""
 
     def signal(self, number: int) -> None:
         """Send a signal to every rank that still runs."""
@@ -85,8 +90,13 @@ def carry_out(plan: Plan, layout: Layout, engine: Engine, progress: Progress) ->
             done += len(arms) - len(left)
             if left and batch.exits:
                 done += 1
-                if left[1:]:
-                    waiting.insert(0, left[1:])
+                broken = broken_arm(batch)
+                left.remove(broken if broken in left else left[0])
+                for arm in left:
+                    # It was cut off through no fault of its own: begin it again from nothing.
+                    shutil.rmtree(layout.arm(arm), ignore_errors=True)
+                if left:
+                    waiting.insert(0, left)
     finally:
         write_text(layout.ranks, json.dumps([asdict(batch) for batch in batches], indent=2) + "\n")
     progress.at(done, "")
@@ -125,7 +135,10 @@ def _run(
             grown = _size(plan, layout, arms)
             if grown != size:
                 moved, size = now, grown
-            elif now - moved > plan.arm_timeout_s + (0 if size else START_S):
+                continue
+            # Nothing is recorded while ranks start or leave, which the time limit is not about.
+            quiet = not size or _is_leaving(plan, layout, arms) or running.leaving()
+            if now - moved > plan.arm_timeout_s + (LONGER_S if quiet else 0):
                 hung = True
                 running.signal(signal.SIGUSR1)
                 time.sleep(STACK_S)
@@ -134,12 +147,12 @@ def _run(
         running.stop()
     sound = not hung and all(code == 0 for code in codes.values())
     sound = sound and all(_ended(plan, layout, arm) for arm in arms)
-    exits = () if sound else tuple(autopsy(plan, layout, arms, number, *item) for item in codes.items())
+    exits = [] if sound else [autopsy(plan, layout, arms, number, *item) for item in codes.items()]
     return Batch(
         arms=tuple(arms),
         command=tuple(running.command),
         seconds=round(time.monotonic() - born, 3),
-        exits=exits,
+        exits=tuple(exits),
         hung=hung,
     )
 
@@ -148,27 +161,35 @@ def _ended(plan: Plan, layout: Layout, arm: str) -> bool:
     return all(_last_line(layout.stream(arm, rank)) for rank in range(plan.arm(arm).ranks))
 
 
+def _is_leaving(plan: Plan, layout: Layout, arms: Sequence[str]) -> bool:
+    """Say whether the last arm is through, or some rank has written that it failed."""
+    if _ended(plan, layout, arms[-1]):
+        return True
+    streams = [layout.stream(arm, place) for arm in arms for place in range(plan.arm(arm).ranks)]
+    return any(_last_line(path, status="failed") for path in streams)
+
+
 def _left_early(
     plan: Plan, layout: Layout, arms: Sequence[str], codes: Mapping[int, int | None]
 ) -> bool:
     """Say whether a rank ended with code 0 though an arm of its own is not through."""
-    gone = [rank for rank, code in codes.items() if code == 0]
     return any(
-        not _last_line(layout.stream(arm, rank))
-        for rank in gone
-        for arm in arms
-        if 1 < plan.arm(arm).ranks and rank < plan.arm(arm).ranks
+        codes[rank] == 0 and not _last_line(layout.stream(arm, place))
+        for arm, dealt in plan.deal(arms).items()
+        for place, rank in enumerate(dealt)
     )
 
 
-def _last_line(path: Path) -> bool:
+def _last_line(path: Path, *, status: str = "completed") -> bool:
+    """Say whether a stream came to this end."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 4096))
             tail = file.read()
     except OSError:
         return False
-    return tail.endswith(b"}\n") and b'{"end":"completed"' in tail.rsplit(b"\n", 2)[-2]
+    last = f'{{"end":"{status}"'.encode()
+    return tail.endswith(b"}\n") and (tail.startswith(last) or b"\n" + last in tail)
 
 
 def _size(plan: Plan, layout: Layout, arms: Sequence[str]) -> int:

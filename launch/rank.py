@@ -67,9 +67,7 @@ class World:
             "LOCAL_RANK": env.get("LOCAL_RANK", env.get("SLURM_LOCALID")),
         }
         if found["RANK"] is None:
-            return cls(
-                rank=0, local_rank=0, world_size=1, address="", port=0, agent_store=False
-            )
+            return cls(rank=0, local_rank=0, world_size=1, address="", port=0, agent_store=False)
         found |= {"MASTER_ADDR": env.get("MASTER_ADDR"), "MASTER_PORT": env.get("MASTER_PORT")}
         missing = [name for name, value in found.items() if value is None]
         if missing:
@@ -180,17 +178,11 @@ def run_arms(
     if plan.device == "cuda":
         torch.cuda.set_device(world.local_rank)
     store = _connect(world, plan, listener)
-    singles = 0
+    dealt = plan.deal([arm.name for arm in arms])
     for arm in arms:
-        if arm.ranks == 1:
-            mine = singles % world.world_size == world.rank
-            singles += 1
-            place, peers = 0, 1
-        else:
-            mine = world.rank < arm.ranks
-            place, peers = world.rank, arm.ranks
-        if not mine:
+        if world.rank not in dealt[arm.name]:
             continue
+        place, peers = dealt[arm.name].index(world.rank), arm.ranks
         where["arm"] = arm.name
         prefix = f"{batch}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{arm.name}"
         with _group(plan, dist.PrefixStore(prefix, store), place, peers, world, arm):

@@ -74,6 +74,8 @@ class TorchrunRanks:
         self._layout = layout
         self._arms = arms
         self._batch = batch
+        self._seen = 0
+        """Most children the agent has had at a time."""
 
     def poll(self, seconds: float) -> Mapping[int, int | None]:
         """Wait until the agent ends or the time is over; return rank -> exit code."""
@@ -89,6 +91,12 @@ class TorchrunRanks:
             return dict.fromkeys(everyone, code)
         # Ranks the agent stopped because another one failed are not failures of their own.
         return {rank: found.get(rank) if rank in found else 0 for rank in everyone}
+
+    def leaving(self) -> bool:
+        """Say whether a rank is gone; its agent tells the exit code when it ends itself."""
+        alive = len(_children(self._process.pid))
+        self._seen = max(self._seen, alive)
+        return alive < self._seen
 
     def signal(self, number: int) -> None:
         """Send a signal to every rank that still runs: the agent's children.

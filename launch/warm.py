@@ -47,6 +47,10 @@ class WarmRanks:
             wait(alive, timeout=seconds)
         return {rank: process.exitcode for rank, process in self._processes.items()}
 
+    def leaving(self) -> bool:
+        """Return False: exit codes are known at once."""
+        return False
+
     def signal(self, number: int) -> None:
         """Send a signal to every rank that still runs."""
         for process in self._processes.values():
