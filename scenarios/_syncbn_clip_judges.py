@@ -57,7 +57,7 @@ def cells(t: Tables, arm: str) -> list[Cell]:
     return [(rank, step) for rank in t.ranks(arm) for step in range(t.root_params["steps"])]
 
 
-def changes(t: Tables, arms: tuple[str, ...]) -> dict[str, int]:
+def changes(t: Tables, *arms: str) -> dict[str, int]:
     """Return for each phase in how many (arm, rank, step) the buffers changed during it."""
     found = dict.fromkeys(PHASES[1:], 0)
     for arm in arms:
@@ -65,33 +65,38 @@ def changes(t: Tables, arms: tuple[str, ...]) -> dict[str, int]:
             for before, phase in pairwise(PHASES):
                 was, now = (bits(t, arm, rank, step, at) for at in (before, phase))
                 found[phase] += was != now
-    if not any(found[phase] for phase in PHASES[1:-1]):
-        momentum = t.root_params["momentum"]
-        raise MissingRecord(
-            f"scenario.momentum={momentum}: running statistics never moved, so nothing can be said "
-            "about who moves them; take a value between 0 and 1"
-        )
     return found
 
 
-def edits(t: Tables, arm: str, *, momentum: float | None = None) -> list[Cell]:
+def in_motion(t: Tables) -> None:
+    """Check that the layer, left alone, moves its buffers.
+
+    Raises:
+        MissingRecord: if not; then neither stillness nor agreement says anything.
+    """
+    if not any(changes(t, "sync_no_clip").values()):
+        raise MissingRecord(
+            f"scenario.momentum={t.root_params['momentum']}: running statistics never move, "
+            "whatever is done to them; take a value between 0 and 1"
+        )
+
+
+def edits(t: Tables, arm: str) -> list[Cell]:
     """Return the (rank, step) at which the clip changed running_var and a forward follows.
 
     Raises:
-        MissingRecord: if there is none, or if the layer itself keeps nothing of the old value.
+        MissingRecord: if there is none, or if the layer itself keeps nothing of an edit.
     """
-    clip, weight = t.root_params["clip"], t.root_params["momentum"]
-    if momentum is None and not 0.0 < weight < 1.0:
-        keeps = "nothing" if weight else "everything"
+    clip, momentum = t.root_params["clip"], t.root_params["momentum"]
+    in_motion(t)
+    if momentum == 1.0:
         raise MissingRecord(
-            f"scenario.momentum={weight}: the layer keeps {keeps} of the old value, so its own "
+            f"scenario.momentum={momentum}: the layer keeps nothing of the old value, so its own "
             "update cannot be told from another writer's; take a value between 0 and 1"
         )
     done, smallest = [], math.inf
     for rank, step in cells(t, arm):
         smallest = min(smallest, lowest(t, arm, rank, step, "after_step"))
-        if not math.isfinite(lowest(t, arm, rank, step, "after_edit")):
-            raise MissingRecord(f"scenario.clip={clip} is not finite as running_var holds it")
         was, now = (bits(t, arm, rank, step, phase) for phase in ("after_step", "after_edit"))
         if was != now and step + 1 < t.root_params["steps"]:
             done.append((rank, step))
@@ -125,7 +130,8 @@ def counted(t: Tables, arm: str, op: str, phase: str) -> list[int]:
 
 def sync_after_backward(t: Tables) -> Finding:
     """Does any bit change between the end of forward and the end of optimizer.step?"""
-    found = changes(t, SYNC)
+    in_motion(t)
+    found = changes(t, *SYNC)
     total = sum(len(cells(t, arm)) for arm in SYNC)
     reduces = max(counted(t, SYNC[0], "all_reduce", "after_backward"))
     evidence = {f"changes_{phase}": count for phase, count in found.items()}
@@ -143,7 +149,8 @@ def sync_after_backward(t: Tables) -> Finding:
 def written_in_forward(t: Tables) -> Finding:
     """Is it the layer's own forward, every time, and is its all_gather what carries it?"""
     plain = "plain_clip_all"
-    found = changes(t, SYNC)
+    in_motion(t)
+    found = changes(t, *SYNC)
     total = sum(len(cells(t, arm)) for arm in SYNC)
     cells(t, plain)
     gathers = {count for arm in SYNC for count in counted(t, arm, "all_gather", "after_forward")}
@@ -205,32 +212,29 @@ def clip_overwritten(t: Tables) -> Finding:
     )
 
 
+ROUNDINGS = 2.0
+"""Units in the last place that two products and a sum, each rounded, can be off by."""
+
+
 def _decay(t: Tables, arm: str, done: list[Cell], weights: list[float]) -> dict[str, float]:
     """Compare each edit's fate with (1 - w) * edit + w * batch; the batch comes from the twin.
 
     Returns the largest error in units of the dtype's rounding, and the range of what is kept.
     """
-    m, worst, kept = t.root_params["momentum"], 0.0, []
+    twin, m = "sync_no_clip", t.root_params["momentum"]
+    worst, kept = 0.0, []
     for (rank, step), w in zip(done, weights, strict=True):
-        start, end = (
-            var(t, arm, rank, step, "after_edit"),
-            var(t, arm, rank, step + 1, "after_forward"),
-        )
-        twin = [
-            var(t, "sync_no_clip", rank, step, "after_edit"),
-            var(t, "sync_no_clip", rank, step + 1, "after_forward"),
-        ]
-        seen = (twin[1] - (1 - m) * twin[0]) / m
+        start = var(t, arm, rank, step, "after_edit")
+        end = var(t, arm, rank, step + 1, "after_forward")
+        twin_start = var(t, twin, rank, step, "after_edit")
+        twin_end = var(t, twin, rank, step + 1, "after_forward")
+        seen = (twin_end - (1 - m) * twin_start) / m
         error = np.abs(end - ((1 - w) * start + w * seen))
-        unit = np.spacing(end.astype(np.float32)) + np.spacing(twin[1].astype(np.float32)) * w / m
+        unit = np.spacing(end.astype(np.float32)) + np.spacing(twin_end.astype(np.float32)) * w / m
         worst = max(worst, float((error / unit).max()))
         low = int(start.argmin())
         kept.append(float((end[low] - w * seen[low]) / start[low]))
     return {"rounding_units": worst, "kept_least": min(kept), "kept_most": max(kept)}
-
-
-ROUNDINGS = 2.0
-"""Units in the last place that two products and a sum, each rounded, can be off by."""
 
 
 def clip_decays(t: Tables) -> Finding:
@@ -256,11 +260,7 @@ def clip_decays(t: Tables) -> Finding:
 def momentum_none(t: Tables) -> Finding:
     """With momentum=None, does running_var stay at the bound through the next forward?"""
     arm = "sync_momentum_none"
-    done = edits(t, arm, momentum=0.0)
-    if t.root_params["momentum"] == 0.0:
-        return unknown(
-            f"scenario.momentum={t.root_params['momentum']}: the twin arm shows no batch"
-        )
+    done = edits(t, arm)
     below = sum(lowest(t, arm, r, s + 1, "after_forward") < bound(t) for r, s in done)
     found = _decay(t, arm, done, [1 / (step + 2) for _, step in done])
     evidence = found | {"edits": len(done), "below_bound_after_next_forward": below}
@@ -301,6 +301,7 @@ def broadcast_overwrites(t: Tables) -> Finding:
     on, off = "plain_clip_rank1", "plain_clip_rank1_off"
     edits(t, on)
     last = t.root_params["steps"]
+    t.require(off)
     moments = [(step, "before_forward") for step in range(last)] + [(last, "checkpoint")]
     copied = own = differed = 0
     for step, before in moments:
@@ -308,7 +309,6 @@ def broadcast_overwrites(t: Tables) -> Finding:
             zero, mine = bits(t, on, 0, step, before), bits(t, on, rank, step, before)
             differed += zero != mine
             copied += bits(t, on, rank, step, "at_layer") == zero
-            t.require(off)
             own += bits(t, off, rank, step, "at_layer") == bits(t, off, rank, step, before)
     total = len(moments) * len(t.ranks(on)[1:])
     casts = {arm: t.value(arm, "broadcast", step=last, phase="after_eval") for arm in (on, off)}
@@ -339,6 +339,7 @@ def plain_ranks_agree(t: Tables) -> Finding:
     """Do the ranks of plain BatchNorm under DDP hold the same statistics after a forward?"""
     arm, off = "plain_clip_all", "plain_clip_all_off"
     t.require(arm, off)
+    in_motion(t)
     steps = range(t.root_params["steps"])
     equal = {
         name: sum(same_digest(t, a, "running_mean", s, phase) for s in steps)
@@ -383,7 +384,11 @@ def matches_one_process(t: Tables) -> Finding:
         "effect": effect,
         "floor": floor.value,
         "unit": "relative L2 distance",
-        "evidence": {"buffer": name, "permutations": len(floor.values)},
+        "evidence": {
+            "buffer": name,
+            "permutations": len(floor.values),
+            "kernels": "this project's" if t.plan.device == "cpu" else "torch's",
+        },
     }
     size = floor.size(effect)
     if size is Size.BETWEEN:
@@ -399,8 +404,6 @@ def keeps_bound(t: Tables, arms: tuple[str, ...]) -> Finding:
     """Is running_var at or above the bound on every rank, in its checkpoint and in eval?"""
     t.require(*arms)
     last, clip = t.root_params["steps"], t.root_params["clip"]
-    if not math.isfinite(bound(t)):
-        return unknown(f"scenario.clip={clip} is not finite as running_var holds it")
     needy = "sync_no_clip"
     t.require(needy)
     without = max(lowest(t, needy, rank, last, "checkpoint") for rank in t.ranks(needy))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.errors import MissingRecord
 from harness.scenario import Finding, holds, refuted, unknown
 from harness.tables import Tables
-from scenarios._syncbn_clip_judges import PHASES, bits, cells, counted, same_digest
+from scenarios._syncbn_clip_judges import PHASES, bits, cells, counted, in_motion, same_digest
 
 
 def moved(t: Tables, arm: str, *, since: int = 0) -> list[str]:
@@ -14,6 +14,7 @@ def moved(t: Tables, arm: str, *, since: int = 0) -> list[str]:
     Raises:
         MissingRecord: if nothing was trained either: then a still buffer says nothing.
     """
+    in_motion(t)
     places = []
     for rank, step in cells(t, arm):
         if step < since:
@@ -112,6 +113,8 @@ def late_freeze_raises(t: Tables) -> Finding:
     evidence = {"ranks_raised": len(steps), "ranks": ranks}
     if steps == [2] * ranks:
         error = t.last(arm, "error")
+        if "reduction" not in error:
+            return unknown(f"forward raises, but not the reducer: {error}", evidence=evidence)
         return holds(
             f"the second forward after freezing raises on all {ranks} ranks: {error[:70]}",
             evidence=evidence | {"error": error},

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class Params:
     """Types only; values and what they mean are in conf/scenario/syncbn_clip.yaml."""
 
-    clip: float = field(metadata=at_least(0.0))
+    clip: float = field(metadata=between(0.0, 3e38))
     steps: int = field(metadata=at_least(3))
     batch: int = field(metadata=at_least(1))
     momentum: float = field(metadata=between(0.0, 1.0))
