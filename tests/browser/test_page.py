@@ -36,15 +36,15 @@ SWITCHES = (
 PROBE = """
 <script>
 window.onerror = (message) => (document.title = `error: ${message}`);
-setTimeout(() => {
+setTimeout(async () => {
   const boxed = (e) => e.closest(".scroll, pre, .tip, .u-over") !== null;
   const wide = [...document.body.querySelectorAll("*")]
     .filter((e) => e.getBoundingClientRect().right > innerWidth + 0.5 && !boxed(e))
     .map((e) => `${e.tagName}.${e.getAttribute("class")}`);
   const style = getComputedStyle(document.body);
-  const tip = hover();
+  const tip = hover(), zoomed = await zoom();
   const found = {
-    width: innerWidth, scroll: document.documentElement.scrollWidth, wide, tip,
+    width: innerWidth, scroll: document.documentElement.scrollWidth, wide, tip, zoomed,
     height: document.documentElement.scrollHeight,
     colours: [style.backgroundColor, style.color],
     canvases: document.querySelectorAll(".uplot canvas").length,
@@ -60,14 +60,33 @@ setTimeout(() => {
   out.textContent = JSON.stringify(found);
   parent.document.body.append(out);
 }, 1000);
+function send(over, x, y, ...types) {
+  const box = over.getBoundingClientRect();
+  const at = { clientX: box.left + x * box.width, clientY: box.top + y * box.height,
+    movementX: 9, movementY: 9, bubbles: true, button: 0, buttons: 1 };
+  for (const type of types) over.dispatchEvent(new MouseEvent(type, at));
+}
 function hover() {
   const over = document.querySelectorAll(".u-over")[1];
   if (!over) return null;
-  const box = over.getBoundingClientRect();
   over.matches = () => true;
-  const at = { clientX: box.left + box.width * 30 / 39, clientY: box.top + 40, bubbles: true };
-  for (const type of ["mouseenter", "mousemove"]) over.dispatchEvent(new MouseEvent(type, at));
+  send(over, 30 / 39, 0.2, "mouseenter", "mousemove");
   return over.querySelector(".tip").innerText;
+}
+const settled = () => new Promise((done) => setTimeout(done, 50));
+async function zoom() {
+  const over = document.querySelectorAll(".u-over")[1];
+  if (!over) return null;
+  const step = () => over.querySelector(".tip b").innerText;
+  const ends = () => [0, 1].map((x) => (send(over, x, 0.5, "mousemove"), step()));
+  const before = ends();
+  send(over, 10 / 39, 0.5, "mousemove", "mousedown");
+  send(over, 20 / 39, 0.5, "mousemove", "mouseup");
+  await settled();
+  const during = ends();
+  send(over, 0.5, 0.5, "dblclick");
+  await settled();
+  return [before, during, ends()];
 }
 </script>
 """
@@ -142,6 +161,14 @@ def test_hovering_reads_values_at_full_precision_and_names_nan(tmp_path):
     assert float(said["clip_rank1, rank 0"]) == pytest.approx(
         0.7 * 2.718281828459045**-2, rel=1e-15
     )
+
+
+def test_dragging_zooms_and_a_double_click_shows_all_again(tmp_path):
+    before, during, after = probe(tmp_path, write(toy_run(tmp_path / "run")))["zoomed"]
+    assert before == ["step 0", "step 39"]
+    first, last = (int(label.removeprefix("step ")) for label in during)
+    assert (first, last) == (pytest.approx(10, abs=1), pytest.approx(20, abs=1))
+    assert after == before
 
 
 @pytest.mark.parametrize("width", [400, 1280])

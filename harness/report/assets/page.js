@@ -6,7 +6,6 @@
   const shelf = 0.1; // the share of a logarithmic axis kept for exact zeros, as in axis.py
   const live = new Map();
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const small = (v) => (v === 0 ? "0" : Math.abs(v) >= 1e-3 && Math.abs(v) < 1e5 ? String(+v.toPrecision(4)) : v.toExponential(2).replace("e+", "e"));
   const whole = (v) => (typeof v === "string" ? v : String(v));
 
   function place(chart, v) {
@@ -20,6 +19,28 @@
     const low = Math.log10(chart.low), room = chart.zero ? shelf : 0;
     if (p < room) return 0;
     return 10 ** (low + ((p - room) / (1 - room)) * (Math.log10(chart.high) - low));
+  }
+
+  const short = (v, digits) =>
+    v === 0 ? "0" : Math.abs(v) >= 1e-3 && Math.abs(v) < 1e5 ? String(+v.toFixed(digits)) : (+v.toPrecision(4)).toExponential().replace("e+", "e");
+
+  // Round values between two places, for an axis that was zoomed; each as [place, label].
+  function between(chart, low, high) {
+    const a = value(chart, low), b = value(chart, high), found = [];
+    const spot = (v) => place(chart, chart.base + v);
+    if (chart.log && a > 0 && b / a > 8) {
+      const first = Math.floor(Math.log10(a)), last = Math.ceil(Math.log10(b));
+      const every = Math.ceil((last - first) / 6);
+      for (let k = first; k <= last; k += every) {
+        for (const m of b / a < 200 ? [1, 2, 5] : [1]) found.push(+`${m}e${k}`);
+      }
+      return found.filter((v) => v >= a && v <= b).map((v) => [spot(v), short(v, 3)]);
+    }
+    const raw = (b - a) / 5, power = 10 ** Math.floor(Math.log10(raw));
+    const step = power * [1, 2, 5, 10].find((m) => m * power >= raw * 0.999);
+    for (let k = Math.ceil(a / step); k * step <= b && found.length < 12; k += 1) found.push(k * step);
+    const digits = Math.min(12, Math.max(0, -Math.floor(Math.log10(step) + 1e-9)));
+    return found.map((v) => [spot(v), short(v, digits)]);
   }
 
   // The reference under the lines of another arm, where both were recorded at the same steps.
@@ -122,16 +143,11 @@
         { ...axis, border: { show: true, stroke: soft, width: 1 }, size: 26, gap: 5, space: chart.height > 200 ? 80 : 60, grid: { show: false },
           incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 1e7, 1e8, 1e9] },
         { ...axis, size: 52, gap: 6, space: 28, grid: { stroke: rule, width: 1 },
-          splits: (u, _, low, high, step) => {
-            if (low <= 0 && high >= 1) return chart.ticks.map(([at]) => at);
-            const found = [];
-            for (let p = Math.ceil(low / step) * step; p <= high; p += step) found.push(p);
-            return found;
+          splits: (u, _, low, high) => {
+            u.labels = low <= 0 && high >= 1 ? chart.ticks : between(chart, low, high);
+            return u.labels.map(([at]) => at);
           },
-          values: (u, splits) => {
-            const labels = new Map(chart.ticks);
-            return splits.map((p) => labels.get(p) ?? small(value(chart, p)));
-          } },
+          values: (u) => u.labels.map(([, label]) => label) },
       ],
       bands: edges.length === 2 ? [{ series: edges, fill: `${colours[panel.lines[edges[0] - 1][1]]}2a` }] : [],
       series: [{}, ...panel.lines.map(([label, colour, dash, edge]) => ({
