@@ -76,7 +76,7 @@ def mean(values: list[float]) -> float:
     try:
         return math.fsum(values) / len(values)
     except OverflowError:
-        return math.copysign(math.inf, values[0])
+        return math.fsum(value * 2.0**-64 for value in values) / len(values) * 2.0**64
 
 
 def reference_of(arm: Arm, scenario: Scenario) -> Arm | None:

@@ -44,7 +44,9 @@ class _Detail:
     panels: int
     """Panels a figure has at most."""
     reasons: bool
-    """True to give the reason of each finding."""
+    """True to give, with each finding, its reason and the link to its point's report."""
+    points: int = 1_000_000
+    """Points listed at most."""
 
 
 _DETAILS = (
@@ -52,9 +54,12 @@ _DETAILS = (
     _Detail(panels=24, reasons=True),
     _Detail(panels=24, reasons=False),
     _Detail(panels=8, reasons=False),
-    _Detail(panels=0, reasons=False),
+    _Detail(panels=8, reasons=False, points=500),
+    _Detail(panels=0, reasons=False, points=500),
 )
 """How much is shown; the next one is taken where the page would be too large."""
+_MANY = 4_000
+"""With so many findings their reasons cannot fit: that need not be tried."""
 
 
 def write(path: Path, page: Page) -> None:
@@ -68,7 +73,7 @@ def write(path: Path, page: Page) -> None:
 
 def render(page: Page, folder: Path) -> str:
     """Return the page, with links that start in `folder`, within the limit if it can be done."""
-    for detail in _DETAILS:
+    for detail in _DETAILS[2 if len(page.findings) > _MANY else 0 :]:
         result = _assemble(page, folder, detail)
         if len(result.encode()) < LIMIT:
             break
@@ -83,7 +88,7 @@ def _assemble(page: Page, folder: Path, detail: _Detail) -> str:
             _problems(page),
             _matrix(page, links, detail),
             _figures(page, detail),
-            _points(page, links),
+            _points(page, links, detail),
             _again(page),
         ]
     )
@@ -165,19 +170,28 @@ def _matrix(page: Page, links: Mapping[int, str], detail: _Detail) -> str:
         f"<li>{DASH} not judged</li></ul>"
     )
     body = (
-        f'<p class="lead">Each claim at each point; a cell leads to the report of its point.</p>'
-        f'{legend}<div class="scroll" tabindex="0"><table class="matrix"><thead>{_columns(page)}'
-        f"</thead><tbody>{rows}</tbody></table></div>"
+        '<p class="lead">Each claim at each point; a cell leads to the report of its point.</p>'
+        f'{legend}<div class="scroll" tabindex="0"><table class="matrix">'
+        f"<thead>{_columns(page, detail)}</thead><tbody>{rows}</tbody></table></div>{_cropped(page, detail)}"
     )
     return section("findings", "Findings", body)
 
 
-def _columns(page: Page) -> str:
+def _cropped(page: Page, detail: _Detail) -> str:
+    if len(page.points) <= detail.points:
+        return ""
+    told = f"The first {detail.points} of {len(page.points)} points; the tables have all of them."
+    return f'<p class="note">{told}</p>'
+
+
+def _columns(page: Page, detail: _Detail) -> str:
     """Return a header row for each swept key, equal neighbours under one heading."""
     rows = []
     for depth, key in enumerate(page.swept):
         prefix = page.swept[: depth + 1]
-        runs = groupby(page.points, key=lambda point: [point[name] for name in prefix])
+        runs = groupby(
+            page.points[: detail.points], key=lambda point: [point[name] for name in prefix]
+        )
         cells = "".join(
             f'<th scope="col" colspan="{len(list(points))}">'
             f"{text(sweep_figures.words(key, values[-1]))}</th>"
@@ -185,7 +199,9 @@ def _columns(page: Page) -> str:
         )
         rows.append(f'<tr><th scope="row">{text(key)}</th>{cells}</tr>')
     if not rows:
-        cells = "".join(f'<th scope="col">{point["point"]}</th>' for point in page.points)
+        cells = "".join(
+            f'<th scope="col">{point["point"]}</th>' for point in page.points[: detail.points]
+        )
         rows.append(f'<tr><th scope="row">point</th>{cells}</tr>')
     return "".join(rows)
 
@@ -200,6 +216,8 @@ def _claim(
     cells = []
     count: dict[str, int] = {}
     for point in page.points:
+        if point["point"] > detail.points:
+            break
         row = by.get((claim, point["point"]))
         if row is None:
             why = text(point["state"].replace("_", " "))
@@ -208,9 +226,10 @@ def _claim(
         outcome = row["outcome"]
         count[outcome] = count.get(outcome, 0) + 1
         off = ' class="off"' if outcome not in (row["expects"], "unknown") else ""
-        why = f"{_name(page, point)}: {outcome}"
-        if detail.reasons:
-            why += f": {row['reason']}"
+        if not detail.reasons:
+            cells.append(f'<td{off}><a class="{outcome}">{_SIGNS[outcome]}</a></td>')
+            continue
+        why = f"{_name(page, point)}: {outcome}: {row['reason']}"
         link = links[point["point"]]
         target = f' href="{link}"' if link else ""
         cells.append(
@@ -261,12 +280,12 @@ def _left_out(figures: Sequence[sweep_figures.Figure]) -> str:
     )
 
 
-def _points(page: Page, links: Mapping[int, str]) -> str:
+def _points(page: Page, links: Mapping[int, str], detail: _Detail) -> str:
     agree: dict[int, list[bool]] = {}
     for row in page.findings:
         agree.setdefault(row["point"], []).append(row["outcome"] == row["expects"])
     rows = []
-    for point in page.points:
+    for point in page.points[: detail.points]:
         found = agree.get(point["point"], [])
         run, link = point["run"] or "", links[point["point"]]
         named = f'<a href="{link}">{text(run)}</a>' if link else text(run or DASH)
@@ -284,7 +303,7 @@ def _points(page: Page, links: Mapping[int, str]) -> str:
             ]
         )
     head = ["Point", *page.swept, "Result", "As expected", "Took", "Report", "What went wrong"]
-    return section("points", "Points", table(head, rows))
+    return section("points", "Points", table(head, rows) + _cropped(page, detail))
 
 
 def _seconds(value: float | None) -> str:
