@@ -61,9 +61,9 @@ def shard_norm_is_sqrt_n_smaller(t: Tables) -> Finding:
     mean = math.sqrt(sum(norm**2 for norm in local) / len(local))
     effect = abs(mean * math.sqrt(len(local)) / full - 1)
     evidence = {
-        "mean_ratio": full / mean,
-        "smallest_ratio": full / max(local),
-        "largest_ratio": full / min(local) if min(local) else math.inf,
+        "mean_ratio": _over(full, mean),
+        "smallest_ratio": _over(full, max(local)),
+        "largest_ratio": _over(full, min(local)),
         "sqrt_n": math.sqrt(len(local)),
     }
     numbers: dict[str, Any] = {
@@ -78,10 +78,14 @@ def shard_norm_is_sqrt_n_smaller(t: Tables) -> Finding:
     if size is Size.FAULT:
         return refuted("the squares of the shards' norms do not add up to the model's", **numbers)
     return holds(
-        f"the model's norm is {full / mean:.4g} times the shards' root mean square, on single "
+        f"the model's norm is {evidence['mean_ratio']:.4g} times the shards' root mean square, on single "
         f"ranks {evidence['smallest_ratio']:.3g} to {evidence['largest_ratio']:.3g} times",
         **numbers,
     )
+
+
+def _over(full: float, local: float) -> float:
+    return full / local if local else math.inf
 
 
 def one_call_takes_both_kinds(t: Tables) -> Finding:
