@@ -62,6 +62,7 @@ def probe_range(rank: Rank) -> None:
                 rank.log(step=top, phase=name, **{f"{form}.finite": share(gradient)})
                 rank.log(step=top, phase=name, **{f"{form}.out_finite": share(out)})
                 rank.snapshot(step=top, phase=name, **{form: gradient[:, back]})
+                rank.log(step=top, phase=name, **{f"{form}.error": error_of(gradient, x, ends)})
             if rank.repeat == 0 and name in LIMITS:
                 pair = torch.stack([torch.zeros_like(gaps), -gaps], 1).to(dtype).requires_grad_()
                 (gradient,) = torch.autograd.grad(log_p(form, pair)[:, 1].sum(), pair)
@@ -74,6 +75,16 @@ def log_p(form: str, x: torch.Tensor) -> torch.Tensor:
     import torch
 
     return torch.log_softmax(x, 1) if form == "log_softmax" else torch.log(torch.softmax(x, 1))
+
+
+def error_of(gradient: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> float:
+    """Return the relative L2 error against float64 log_softmax of the same, rounded, logits."""
+    import torch
+    import torch.nn.functional as F
+
+    wide = x.detach().double().requires_grad_()
+    (exact,) = torch.autograd.grad(F.cross_entropy(wide, y), wide)
+    return float((gradient.double() - exact).norm() / exact.norm())
 
 
 def share(x: Any) -> float:
@@ -170,7 +181,14 @@ def judge_precision(t: Tables) -> Finding:
         "effect": effect.value,
         "floor": floor.value,
         "unit": "relative L2 error of the gradient against float64",
-        "evidence": {f"error of {form}": error[form] for form in FORMS},
+        "evidence": {
+            f"error of {form}, {dtype}, logits +-{top}": t.value(
+                ARM, f"{form}.error", step=top, phase=dtype
+            )
+            for dtype in LIMITS
+            for top in TOPS
+            for form in FORMS
+        },
     }
     text = (
         f"float32 at logits of +-28: log(softmax) errs by {effect}, "
