@@ -132,11 +132,21 @@ def execute(config: Config, engine: Engine) -> Result:
 
         def started(plan: Plan) -> None:
             terminal.header(out, config.scenario, plan, where.notice)
+            if engine.name == "torchrun":
+                root = config.results.expanduser().absolute() / config.name / plan.run_id
+                out.print(shown(by_hand(config, plan, Layout(root))), markup=False, soft_wrap=True)
 
         def changed(progress: Progress) -> None:
             show(progress.done, progress.total, progress.arm)
 
         return reproduce(config, engine, where, started=started, changed=changed)
+
+
+def by_hand(config: Config, plan: Plan, layout: Layout) -> list[str]:
+    """Return the torchrun command for the arms that share their processes."""
+    shared = [arm.name for arm in plan.arms if not arm.isolated]
+    arms = shared or [arm.name for arm in plan.arms]
+    return torchrun_command(plan, layout, arms, 0, port=config.port)
 
 
 def dry_run(config: Config, engine: str) -> int:
@@ -147,9 +157,8 @@ def dry_run(config: Config, engine: str) -> int:
     terminal.header(out, config.scenario, plan, where.notice)
     terminal.arms(out, config.scenario, plan)
     layout = Layout(Path(config.results) / config.name / "RUN")
-    argv = torchrun_command(plan, layout, [arm.name for arm in plan.arms], 0, port=config.port)
     out.print("by hand, once a run has written its plan.json:")
-    out.print(shown(argv), markup=False, soft_wrap=True)
+    out.print(shown(by_hand(config, plan, layout)), markup=False, soft_wrap=True)
     if config.json:
         print(json.dumps(json.loads(plan.to_json()), indent=2))
     return 0

@@ -107,14 +107,16 @@ def check_arguments(argv: Sequence[str]) -> Typed:
             problems[word] = [f"{word} is a prepared sweep: type make sweep {word}"]
         elif key == "sweep" and len(names) > 1:
             problems[word] = [f"{word}: one prepared sweep at a time"]
-        chosen[key] = None if problems[word] else names[0]
+        if not problems[word]:
+            chosen[key] = names[0]
     if not any(_key(word) == "scenario" for word in typed):
         chosen["scenario"] = _prepared(chosen["sweep"])
     legal = sorted(_legal_keys(chosen)) + list(options)
+    unknown = chosen["scenario"] is None
     strange = False
     for word in typed:
         key = _key(word)
-        unsure = key.startswith("scenario.") and chosen["scenario"] is None
+        unsure = unknown and key.startswith("scenario.")
         if problems[word] or key in legal or unsure or HYDRA_KEY.match(key):
             continue
         problems[word] = [f"no key {key!r}{did_you_mean(key, legal)}"]
@@ -122,11 +124,10 @@ def check_arguments(argv: Sequence[str]) -> Typed:
     told = [line for lines in problems.values() for line in lines]
     if strange:
         told.append(f"legal: {', '.join(legal)}")
-    refused = chosen["scenario"] is None
     sound = [
         word
         for word in typed
-        if not problems[word] and not (refused and _key(word).startswith("scenario."))
+        if not problems[word] and not (unknown and _key(word).startswith("scenario."))
     ]
     return Typed(sound=(*flags, *sound), problems=tuple(told))
 
