@@ -197,12 +197,14 @@ EVIL = "</script><img src=x onerror=alert(1)>'\"]]>&amp;<!-- \u00fc\u4e2d\U0001f
 """Markup, quotes, an end of CDATA, an entity, and letters beyond ASCII, all in one."""
 
 
-def evil_run(root: Path) -> tuple[tuple[Layout, Scenario, Tables, Verdict], list[str]]:
+def evil_run(
+    root: Path, text: str = EVIL
+) -> tuple[tuple[Layout, Scenario, Tables, Verdict], list[str]]:
     """Return a run whose every text is hostile, and the texts the reports have to show."""
     said: list[str] = []
 
     def evil(field: str) -> str:
-        said.append(f"{field} {EVIL}")
+        said.append(f"{field} {text}")
         return said[-1]
 
     def throws(tables: Tables) -> Finding:
@@ -226,7 +228,7 @@ def evil_run(root: Path) -> tuple[tuple[Layout, Scenario, Tables, Verdict], list
         Arm(name="one", role=Role.REFERENCE, about=evil("about"), options={evil("o"): evil("v")}),
         Arm(name="two", role=Role.FAULTY, about="b", options={"a": 1, "b": 2, "c": 3, "d": 4}),
     )
-    metric = "metric " + EVIL
+    metric = "metric " + text
     scenario = toy(
         title=evil("title"),
         family=evil("family"),

@@ -45,7 +45,7 @@ setTimeout(async () => {
   const tip = hover(), zoomed = await zoom();
   const found = {
     width: innerWidth, scroll: document.documentElement.scrollWidth, wide, tip, zoomed,
-    height: document.documentElement.scrollHeight,
+    height: document.body.getBoundingClientRect().height,
     colours: [style.backgroundColor, style.color],
     canvases: document.querySelectorAll(".uplot canvas").length,
     plots: document.querySelectorAll(".plot").length,
@@ -183,11 +183,14 @@ def test_scripts_shift_nothing(tmp_path, width):
     assert without["drawn"] == ["1", "1"]
 
 
-@pytest.mark.parametrize("hostile", [False, True])
+@pytest.mark.parametrize("fields", ["plain", "hostile", "long"])
 @pytest.mark.parametrize("scripts", [False, True])
-def test_nothing_is_wider_than_a_narrow_screen(tmp_path, scripts, hostile):
-    run = evil_run(tmp_path / "run")[0] if hostile else toy_run(tmp_path / "run")
-    source = write(run, config="key: " + "x" * 500)
+def test_nothing_is_wider_than_a_narrow_screen(tmp_path, scripts, fields):
+    if fields == "plain":
+        run = toy_run(tmp_path / "run")
+    else:
+        run, _ = evil_run(tmp_path / "run", EVIL if fields == "hostile" else "x" * 120)
+    source = write(run, {"x" * 120: "x" * 500}, "key: " + "x" * 500)
     found = probe(tmp_path, source if scripts else without_scripts(source), width=400)
     assert found["width"] == 400
     assert found["wide"] == []
