@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import scenarios
+from harness import trackers
 from harness.errors import UsageError, did_you_mean
 from harness.parameters import violations
 from harness.scenario import Scenario
@@ -229,6 +230,7 @@ def read(cfg: DictConfig, problems: Sequence[str] = ()) -> Config:
     found += _top(data, launch, scenario)
     if scenario is None and not problems:
         found.append(_no_scenario())
+    found += trackers.check(choices.get("tracker") or "none", data["tracker"] or {})
     if problems or found or name is None or scenario is None:
         raise UsageError("\n".join([*problems, *found]))
     return Config(
