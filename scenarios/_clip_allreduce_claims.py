@@ -10,8 +10,6 @@ from scenarios import _clip_allreduce_lone as lone
 from scenarios import _clip_allreduce_report as report
 from scenarios import _clip_allreduce_traffic as traffic
 
-REPORT = "a practitioners' manual on gradient clipping"
-
 
 CLAIMS = (
     Claim(
@@ -20,7 +18,6 @@ CLAIMS = (
         text="Under DDP, clip_grad_norm_ all-reduces the global norm.",
         expects=Outcome.REFUTED,
         judge=traffic.ddp_reduces_the_norm,
-        source=REPORT,
     ),
     Claim(
         name="value_clip_is_silent",
@@ -28,7 +25,6 @@ CLAIMS = (
         text="clip_grad_value_ sends nothing.",
         expects=Outcome.HOLDS,
         judge=traffic.value_clip_is_silent,
-        source=REPORT,
     ),
     Claim(
         name="value_clip_saves_traffic",
@@ -36,7 +32,6 @@ CLAIMS = (
         text="Under DDP, clip_grad_value_ saves the communication of clip_grad_norm_.",
         expects=Outcome.REFUTED,
         judge=traffic.value_clip_saves_traffic,
-        source=REPORT,
     ),
     Claim(
         name="sharded_norm_is_one_all_reduce",
@@ -58,7 +53,6 @@ CLAIMS = (
         text="Under DDP, clip_grad_norm_ takes as long as backward with its all-reduce.",
         expects=Outcome.REFUTED,
         judge=traffic.clip_takes_as_long_as_backward,
-        source=REPORT,
     ),
     Claim(
         name="distributed_clip_is_right",
@@ -167,7 +161,6 @@ CLAIMS = (
         text="999 ones and one 1000, max_norm 500: L2 leaves 499.75 of the 1000, L1 250.1.",
         expects=Outcome.HOLDS,
         judge=report.report_arithmetic,
-        source=REPORT,
     ),
     Claim(
         name="norm_choice_changes_direction",
@@ -175,7 +168,6 @@ CLAIMS = (
         text="L2 keeps the spike's relative strength, L1 averages the dimensions.",
         expects=Outcome.REFUTED,
         judge=report.norm_choice_changes_direction,
-        source=REPORT,
     ),
     Claim(
         name="l2_cuts_a_spike_harder",
@@ -183,7 +175,6 @@ CLAIMS = (
         text="At the same bound, L2 cuts a spike that L1 would leave.",
         expects=Outcome.REFUTED,
         judge=report.l2_cuts_a_spike_harder,
-        source=REPORT,
     ),
     Claim(
         name="below_the_bound_is_untouched",
@@ -191,7 +182,6 @@ CLAIMS = (
         text="A gradient whose norm is below the bound comes out unchanged.",
         expects=Outcome.REFUTED,
         judge=report.below_the_bound_is_untouched,
-        source=REPORT,
     ),
 )
 

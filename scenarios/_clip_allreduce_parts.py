@@ -54,6 +54,13 @@ def wrap(kind: str, model: nn.Sequential, device: str) -> nn.Module:
     return model
 
 
+def average(parameters: Sequence[nn.Parameter]) -> None:
+    """Average the gradients of all ranks, as one does without DDP."""
+    for parameter in parameters:
+        dist.all_reduce(_gradient(parameter))
+        _gradient(parameter).div_(dist.get_world_size())
+
+
 def count_traffic(rank: Rank, arm: Arm, p: Any, clip: Clip) -> None:
     """Count what a backward pass and a clip send, for every norm, from the same gradient."""
     dtype = torch.float32 if arm["dtype"] == "float32" else torch.float64
@@ -63,7 +70,7 @@ def count_traffic(rank: Rank, arm: Arm, p: Any, clip: Clip) -> None:
     with count_collectives() as sync:
         _loss(model, features, targets, rank.world_size / p.batch).backward()
         if arm["wrap"].endswith("_part"):
-            _average(inner[-1])
+            average(list(inner[-1].parameters()))
     parameters = list(model.parameters())
     gradients = [_gradient(parameter).clone() for parameter in parameters]
     orders = [
@@ -256,12 +263,6 @@ def _loss(
     """Return a sum weighted so that the mean over ranks is the mean over the global batch."""
     loss: torch.Tensor = (model(features) - targets).square().sum() * weight
     return loss
-
-
-def _average(layer: nn.Module) -> None:
-    for parameter in layer.parameters():
-        dist.all_reduce(_gradient(parameter))
-        _gradient(parameter).div_(dist.get_world_size())
 
 
 def _gathered(model: nn.Module, numel: int) -> torch.Tensor:

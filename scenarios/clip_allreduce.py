@@ -126,6 +126,8 @@ def step(
     import torch
     from torch.nn.utils import clip_grad_norm_
 
+    from scenarios._clip_allreduce_parts import average
+
     parameters, norm = list(model.parameters()), None
     optimizer.zero_grad()
     if how in ("manual_before", "manual_after"):
@@ -173,18 +175,8 @@ def clip_in_hook(bound, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001
     return work.get_future().then(lambda future: future.value()[0])
 
 
-def average(parameters: Sequence[nn.Parameter]) -> None:
-    """Average the gradients of all ranks, as one does without DDP."""
-    import torch.distributed as dist
-
-    for parameter in parameters:
-        assert parameter.grad is not None
-        dist.all_reduce(parameter.grad)
-        parameter.grad.div_(dist.get_world_size())
-
-
 def _arm(name: str, role: Role, about: str, part: str, **options: Any) -> Arm:
-    """Return an arm on all ranks, or, for `one_process...`-like references, on one."""
+    """Return an arm; what is not a place to run is an option that `run` branches on."""
     places = {key: options.pop(key) for key in ("ranks", "repeats", "isolated") if key in options}
     return Arm(name=name, role=role, about=about, options={"part": part, **options}, **places)
 
