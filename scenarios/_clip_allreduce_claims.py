@@ -10,7 +10,6 @@ from scenarios import _clip_allreduce_lone as lone
 from scenarios import _clip_allreduce_report as report
 from scenarios import _clip_allreduce_traffic as traffic
 
-
 CLAIMS = (
     Claim(
         name="ddp_reduces_the_norm",

@@ -78,8 +78,8 @@ def shard_norm_is_sqrt_n_smaller(t: Tables) -> Finding:
     if size is Size.FAULT:
         return refuted("the squares of the shards' norms do not add up to the model's", **numbers)
     return holds(
-        f"the model's norm is {evidence['mean_ratio']:.4g} times the shards' root mean square, "
-        f"on single ranks {evidence['smallest_ratio']:.3g} to {evidence['largest_ratio']:.3g} times",
+        f"the model's norm is {evidence['mean_ratio']:.4g} times the shards' root mean square; "
+        f"of one shard, {evidence['smallest_ratio']:.3g} to {evidence['largest_ratio']:.3g} times",
         **numbers,
     )
 
