@@ -6,8 +6,6 @@ import math
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from harness.errors import MissingRecord
 from harness.floor import EPS, Size, permutation_floor
 from harness.scenario import Finding, holds, refuted, unknown
@@ -48,6 +46,8 @@ def lowest(t: Tables, arm: str, rank: int, step: int, phase: str) -> float:
 
 def bound(t: Tables) -> float:
     """Return the clip bound as the buffer's dtype rounds it."""
+    import numpy as np
+
     return float(np.float32(t.root_params["clip"]))
 
 
@@ -221,6 +221,8 @@ def _decay(t: Tables, arm: str, done: list[Cell], weights: list[float]) -> dict[
 
     Returns the largest error in units of the dtype's rounding, and the range of what is kept.
     """
+    import numpy as np
+
     twin, m = "sync_no_clip", t.root_params["momentum"]
     worst, kept = 0.0, []
     for (rank, step), w in zip(done, weights, strict=True):
