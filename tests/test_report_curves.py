@@ -169,7 +169,22 @@ def test_many_differing_ranks_become_a_band_with_its_true_edges(tmp_path):
     assert set(upper.points.values()) == {15.0}
     assert set(lower.points.values()) == {0.0}
     assert middle.label == "rank 0"
-    assert "<polygon" in svg_of(chart)
+    assert svg_of(chart).count("<polygon") == 1
+
+
+def test_bands_of_two_arms_in_one_panel_are_each_filled_to_their_own_edges(tmp_path):
+    base = {"clip_rank1": 0.0, "clip_hook": 100.0}
+    (chart,) = drawn(
+        tmp_path,
+        lambda arm, rank, step: {"m": base[arm] + (rank * 7 + step) % 16},
+        Plot(metric="m", title="m"),
+        arms={"clip_rank1": 16, "clip_hook": 16},
+    )
+    assert chart.shared
+    polygons = re.findall(r'<polygon class="band [^"]*" points="([^"]*)"', svg_of(chart))
+    depths = [{int(corner.split(",")[1]) for corner in corners.split()} for corners in polygons]
+    edges = [{low, low + 15.0} for low in base.values()]
+    assert depths == [set(chart.axis.depths(sorted(pair))) for pair in edges]
 
 
 def test_metrics_are_chosen_if_they_are_numbers_that_vary(tmp_path):

@@ -182,7 +182,6 @@ def _numbers(chart: Chart) -> str:
         [f"<th scope='row'>{text(', '.join(line.arms))}</th>", text(line.label), *_ends(line)]
         for panel in chart.panels
         for line in panel.lines
-        if not line.edge
     ]
     head = ["arm", "ranks", "first", "last", "smallest", "largest", "not finite"]
     return (

@@ -115,9 +115,9 @@ def draw(
         parts.append(f'<use href="#{shadow}r"/>')
     across = [_across(chart, step) for step in data.steps]
     edges = [i for i, line in enumerate(panel.lines) if line.edge]
-    if len(edges) == 2:
-        upper, lower = (_outline(axis, across, data.values[i]) for i in edges)
-        colour = colours.get(panel.lines[edges[0]].arms[0], 0)
+    for pair in zip(edges[::2], edges[1::2], strict=True):
+        upper, lower = (_outline(axis, across, data.values[i]) for i in pair)
+        colour = colours.get(panel.lines[pair[0]].arms[0], 0)
         corners = " ".join(f"{x},{y}" for x, y in [*upper, *reversed(lower)])
         parts.append(f'<polygon class="band c{colour}" points="{corners}"/>')
     odd: list[str] = []

@@ -149,7 +149,7 @@
           },
           values: (u) => u.labels.map(([, label]) => label) },
       ],
-      bands: edges.length === 2 ? [{ series: edges, fill: `${colours[panel.lines[edges[0] - 1][1]]}2a` }] : [],
+      bands: edges.flatMap((at, i) => (i % 2 ? [] : [{ series: [at, edges[i + 1]], fill: `${colours[panel.lines[at - 1][1]]}2a` }])),
       series: [{}, ...panel.lines.map(([label, colour, dash, edge]) => ({
         label, stroke: colours[colour], width: edge ? 1 : colour ? 1.75 : 4.5, alpha: colour || edge ? 1 : 0.5, dash: dashes[dash],
         points: { show: (u, i) => !edge && sparse, size: 5, fill: colours[colour], stroke: colours[colour] },
