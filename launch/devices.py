@@ -57,7 +57,9 @@ def choose(gpus: int, device: str, available: int) -> Place:
         )
     if device != "cpu" and available >= gpus:
         return Place(
-            device="cuda", backend="nccl", notice=f"{gpus} {plural}, one CUDA device each, over NCCL"
+            device="cuda",
+            backend="nccl",
+            notice=f"{gpus} {plural}, one CUDA device each, over NCCL",
         )
     if gpus > MOST_CPU_RANKS:
         raise PrerequisiteError(

@@ -33,7 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "min_ranks": item.min_ranks,
                 "arms": [arm.name for arm in item.arms],
                 "claims": [
-                    {"claim": c.name, "kind": c.kind.value, "text": c.text, "expects": c.expects.value}
+                    {
+                        "claim": c.name,
+                        "kind": c.kind.value,
+                        "text": c.text,
+                        "expects": c.expects.value,
+                    }
                     for c in item.claims
                 ],
             }

@@ -4,7 +4,7 @@
 pulls it in at first use.
 """
 
-# ruff: noqa: E402, I001 (the collector has to be off before the imports it would slow down)
+# ruff: noqa: E402 (the collector has to be off before the imports it would slow down)
 from __future__ import annotations
 
 import gc

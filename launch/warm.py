@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import wait

@@ -49,11 +49,13 @@ def test_norm_extremes_and_nonfinite() -> None:
     assert (print_.norm, print_.smallest, print_.largest, print_.nonfinite) == (5.0, -4.0, 3.0, 0)
     odd = fingerprint(torch.tensor([math.inf, math.nan, 1.0]))
     assert odd.nonfinite == 2
-    assert math.isnan(odd.norm) and math.isnan(odd.smallest)
+    assert math.isnan(odd.norm)
+    assert math.isnan(odd.smallest)
 
 
 def test_reading_leaves_the_tensor_alone() -> None:
     x = torch.randn(5, requires_grad=True)
     copy = x.detach().clone()
     fingerprint(x)
-    assert torch.equal(x, copy) and x.grad is None
+    assert torch.equal(x, copy)
+    assert x.grad is None

@@ -68,7 +68,7 @@ def test_require_prefers_the_culprit_to_its_victims(tmp_path: Path) -> None:
     for rank, error in ((0, "RuntimeError: Connection closed by peer"), (1, "ValueError: mine")):
         with layout.stream("a", rank).open("a") as file:
             file.write(f'{{"end":"failed","error":"{error}"}}\n')
-    with pytest.raises(MissingRecord, match="rank 1 .*mine"):
+    with pytest.raises(MissingRecord, match=r"rank 1 .*mine"):
         Tables.read(layout).require("a")
 
 
@@ -106,7 +106,8 @@ def test_nan_on_both_ranks_is_no_divergence_and_on_one_is(tmp_path: Path) -> Non
     found = tables(tmp_path / "o", both(1, "", {"x": 1.0}, {"x": nan})).first_divergence(
         "a", metrics=("x",)
     )
-    assert found is not None and found.ranks == (0, 1)
+    assert found is not None
+    assert found.ranks == (0, 1)
 
 
 def test_distances_are_relative_and_in_float64(tmp_path: Path) -> None:
@@ -140,5 +141,5 @@ def test_records_of_another_run_are_refused(tmp_path: Path) -> None:
     of = streams.plan({"a": 1})
     layout = streams.write(tmp_path, of, [])
     layout.plan.write_text(streams.plan({"a": 1}, run_id="run-2").to_json())
-    with pytest.raises(RecordError, match="run-1.*run-2"):
+    with pytest.raises(RecordError, match=r"run-1.*run-2"):
         Tables.read(layout)

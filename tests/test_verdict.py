@@ -1,4 +1,4 @@
-"""Merging findings: definite no > unknown > yes, a thrown judge is unknown, a failed rank decides."""
+"""Merging findings: definite no > unknown > yes, a thrown judge is unknown, a dead rank decides."""
 
 from __future__ import annotations
 
