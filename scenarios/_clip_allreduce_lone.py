@@ -6,6 +6,7 @@ from typing import Any
 
 from harness.scenario import Finding, holds, refuted, unknown
 from harness.tables import Tables
+from scenarios._clip_allreduce_records import check_clipped
 
 
 def lone_call_hangs_ddp(t: Tables) -> Finding:
@@ -33,6 +34,7 @@ def lone_call_hangs_ddp(t: Tables) -> Finding:
 def lone_call_is_harmless_under_ddp(t: Tables) -> Finding:
     """See whether the ranks still hold the same weights."""
     t.require("rank0", "after")
+    check_clipped(t, "trained_alone")
     control = t.first_divergence("after", metrics=("weights.digest",))
     if control is not None:
         return unknown("the ranks part even where all of them clip")

@@ -255,6 +255,11 @@ CASES: list[Case] = [
     ("lone_call_hangs_ddp", "unknown", lambda r: r.put("rank0", every(collectives=0))),
     ("lone_call_is_harmless_under_ddp", "holds", lambda r: r.copy("after", "rank0")),
     ("lone_call_is_harmless_under_ddp", "unknown", lambda r: r.copy("rank0", "after")),
+    (
+        "lone_call_is_harmless_under_ddp",
+        "unknown",
+        lambda r: r.put("trained_alone", every(norm=0.05)),
+    ),
     ("lone_call_hangs_when_sharded", "refuted", lambda r: r.put("alone", every(raised=""))),
     ("lone_call_hangs_when_sharded", "unknown", lambda r: r.put("alone", at("fsdp1", raised=""))),
     ("lone_call_hangs_when_sharded", "unknown", lambda r: r.put("alone", at("fsdp1", called=True))),
