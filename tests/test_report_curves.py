@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.record import Writer
-from harness.report import chart as charting
+from harness.report import series as charting
 from harness.report import svg
 from harness.report.axis import SHELF, fit, step_ticks
-from harness.report.chart import Line, Panel, charts, colours
+from harness.report.chart import Line, Panel
+from harness.report.series import charts, colours
 from harness.scenario import Arm, Plot, Role
 from harness.tables import Tables
 from tests.report_runs import header, record, toy

@@ -10,9 +10,10 @@ from typing import Any
 
 from harness.plan import Layout, write_text
 from harness.report import claims, sections
-from harness.report.chart import Chart, charts, colours
+from harness.report.chart import Chart
 from harness.report.curves import Detail, Drawn, draw_all
 from harness.report.markup import text
+from harness.report.series import charts, colours
 from harness.scenario import Scenario
 from harness.tables import Tables
 from harness.verdict import Verdict
