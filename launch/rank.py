@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import faulthandler
 import os
 import signal
@@ -32,13 +31,13 @@ from harness.parameters import build
 from harness.plan import ArmPlan, Layout, Plan
 from harness.rank import Rank
 from harness.record import Header, Writer
+from launch.lifeline import die_with_parent
 
 if TYPE_CHECKING:
     from harness.scenario import Scenario
 
 RENDEZVOUS_S = 60.0
 """How long a rank waits for the others to appear at the start and between two arms."""
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,13 +117,6 @@ def main(argv: Sequence[str] | None = None, listener: socket.socket | None = Non
         record_last_words(error, where)
         return 1
     return 0
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to end this process when its parent does: no orphans (Linux only)."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def record_last_words(error: BaseException, where: dict[str, Any]) -> None:

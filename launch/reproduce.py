@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -139,6 +140,9 @@ def reproduce(
         batches = carry_out(plan, layout, engine, Progress(total=len(plan.arms), changed=changed))
         wrong = failures(batches)
     except KeyboardInterrupt:
+        # An impatient second Ctrl-C must not cost the verdict.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
         conclude(config, layout, ["interrupted before all arms were through"], facts)
         raise
     except HarnessError as error:
@@ -150,9 +154,7 @@ def reproduce(
     return conclude(config, layout, wrong, facts)
 
 
-def conclude(
-    config: Config, layout: Layout, wrong: list[str], facts: Mapping[str, Any]
-) -> Result:
+def conclude(config: Config, layout: Layout, wrong: list[str], facts: Mapping[str, Any]) -> Result:
     """Judge what was recorded and write everything that is made from it."""
     tables: Tables | None = None
     try:
@@ -175,7 +177,9 @@ def conclude(
         )
     notes = write_reports(layout, config.scenario, config.name, tables, verdict, facts, config.text)
     if tables is not None and config.tracker != "none":
-        notes.append(_attempt(f"tracker={config.tracker}", lambda: _publish(config, layout, tables, verdict)))
+        notes.append(
+            _attempt(f"tracker={config.tracker}", lambda: _publish(config, layout, tables, verdict))
+        )
     kept = tuple(note for note in notes if note)
     return Result(verdict=verdict, layout=layout, tables=tables, notes=kept)
 
@@ -231,9 +235,7 @@ def _publish(config: Config, layout: Layout, tables: Tables, verdict: Verdict) -
     told = {"scenario": config.name, "gpus": config.gpus, "seed": config.seed}
     told |= {"params": dict(config.params)}
     options = dict(config.tracker_options)
-    return trackers.publish(
-        config.tracker, options, layout, config.scenario, tables, verdict, told
-    )
+    return trackers.publish(config.tracker, options, layout, config.scenario, tables, verdict, told)
 
 
 def _attempt(what: str, job: Callable[[], str | None]) -> str | None:
@@ -247,7 +249,7 @@ def _attempt(what: str, job: Callable[[], str | None]) -> str | None:
 
 
 def point_key(config: Config, where: Place, torch_version: str | None) -> str:
-    """Return what makes two runs the same point of a sweep: configuration, source, torch, device."""
+    """Return what makes two runs one point of a sweep: configuration, source, torch, device."""
     digest = hashlib.sha256()
     for folder in scenarios.folders():
         for path in sorted(folder.glob("_*.py")) + sorted(folder.glob(f"{config.name}.py")):

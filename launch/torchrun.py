@@ -16,6 +16,7 @@ from pathlib import Path
 
 from harness.errors import PrerequisiteError
 from harness.plan import Layout, Plan
+from launch.lifeline import die_with_parent
 
 ROOT = Path(__file__).resolve().parent.parent
 STOP_S = 15.0
@@ -197,6 +198,7 @@ class Torchrun:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=die_with_parent,
             )
         return TorchrunRanks(process, argv, plan, layout, arms, batch)
 

@@ -1,112 +1,12 @@
-"""What tests share: the launcher as a user starts it, and a look at what processes it leaves."""
+"""What every test needs: the scenarios of tests/cases beside the real ones."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
-from harness.plan import Layout
-
-ROOT = Path(__file__).resolve().parents[1]
-CASES = ROOT / "tests" / "cases"
-GIVE_UP_S = 240
-"""When a command that should have ended long ago is killed; no test waits for it to pass."""
-
-
-def environment(**more: str) -> dict[str, str]:
-    """Return the environment of a launcher that knows the scenarios of the tests."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("COV_")}
-    return kept | {"CROSSRANK_SCENARIOS": str(CASES), "PYTHONPATH": str(ROOT), **more}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """A launcher that has ended, and the run directory it left, if it left one."""
-
-    code: int
-    out: str
-    err: str
-    layouts: tuple[Layout, ...]
-
-    @property
-    def layout(self) -> Layout:
-        """The only run directory."""
-        assert len(self.layouts) == 1, (self.out, self.err)
-        return self.layouts[0]
-
-    @property
-    def verdict(self) -> dict[str, Any]:
-        """What verdict.json says."""
-        return verdict_of(self.layout)
-
-
-def verdict_of(layout: Layout) -> dict[str, Any]:
-    """Return what the verdict.json of a run says."""
-    found: dict[str, Any] = json.loads(layout.verdict.read_text(encoding="utf-8"))
-    return found
-
-
-def layouts(results: Path) -> tuple[Layout, ...]:
-    """Return the run directories in a results directory, oldest first."""
-    return tuple(Layout(plan.parent) for plan in sorted(results.glob("*/*/plan.json")))
-
-
-def launch(*arguments: str, results: Path, cwd: Path = ROOT, **more: str) -> Run:
-    """Run `python -m launch` to its end."""
-    done = subprocess.run(
-        [sys.executable, "-m", "launch", *arguments, f"results={results}"],
-        cwd=cwd,
-        env=environment(**more),
-        capture_output=True,
-        text=True,
-        timeout=GIVE_UP_S,
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return Run(
-        code=done.returncode, out=done.stdout, err=done.stderr, layouts=layouts(results)
-    )
-
-
-def processes(mark: str) -> dict[int, str]:
-    """Return pid -> command line of every other process that carries `mark`.
-
-    Looks into command lines and environments: a rank of a run has its run directory in the path
-    of its error file, a fork server in its PYTHONPATH or a variable set by the test.
-    """
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        if int(folder.name) == os.getpid():
-            continue
-        try:
-            state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
-            line = (folder / "cmdline").read_bytes()
-            text = line + (folder / "environ").read_bytes()
-        except OSError:
-            continue
-        if state != "Z" and mark.encode() in text:
-            found[int(folder.name)] = line.replace(b"\0", b" ").decode("utf-8", "replace")
-    return found
-
-
-def metrics(layout: Layout, names: Mapping[str, int]) -> Iterator[tuple[Any, ...]]:
-    """Yield every record of these arms (name -> ranks) but its time: what a run found out."""
-    from harness import record
-
-    for arm, ranks in names.items():
-        for rank in range(ranks):
-            stream = record.read(layout, arm, rank)
-            assert stream is not None
-            for row in stream.rows:
-                yield arm, rank, row.repeat, row.step, row.phase, tuple(sorted(row.metrics.items()))
-            yield arm, rank, stream.end
+from tests.launching import CASES
 
 
 @pytest.fixture(scope="session", autouse=True)

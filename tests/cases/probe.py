@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from harness.tables import Tables
 
 FAULTS = ("none", "raise", "exit", "kill", "hang", "exit0", "flood", "judge")
+SET = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
+"""Variables whose values every launcher must agree on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +55,14 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
     import torch
     import torch.distributed as dist
 
+    if arm.isolated:
+        rank.log(step=0, phase="environment", **{name: os.environ.get(name) for name in SET})
+        rank.log(step=0, phase="environment", names=" ".join(sorted(os.environ)))
     for step in range(1, p.steps + 1):
         value = torch.tensor([float(rank.rank) * p.scale])
-        if arm.role is not Role.FAULTY or rank.rank != 0:
-            total = value.clone()
-        else:
-            total = value + 1.0
+        total = value.clone()
+        if arm.role is Role.FAULTY and rank.rank == 0:
+            total += 1.0
         dist.all_reduce(total)
         rank.log(step=step, total=total, mine=value)
         if arm.name == "sum" and rank.rank == p.fault_rank and step == p.fault_step:
@@ -92,7 +96,9 @@ def _sum(tables: Tables) -> Finding:
     got = tables.last("sum", "total")
     evidence = {"expected": expected, "got": got}
     if got != expected:
-        return refuted(f"the sum is {got}, not {expected}", effect=abs(got - expected), evidence=evidence)
+        return refuted(
+            f"the sum is {got}, not {expected}", effect=abs(got - expected), evidence=evidence
+        )
     return holds(f"the sum is {got}", effect=0.0, evidence=evidence)
 
 
