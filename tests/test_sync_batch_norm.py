@@ -534,6 +534,11 @@ def test_convert_moves_the_very_same_tensors() -> None:
     assert bare.weight is inner.weight
 
 
+def test_loops_over_types_meet_it_where_they_meet_the_stock_module() -> None:
+    for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.modules.batchnorm._BatchNorm):
+        assert issubclass(SyncBatchNorm, kind) is issubclass(nn.SyncBatchNorm, kind)
+
+
 def test_convert_takes_the_stock_module_for_a_gpu() -> None:
     assert type(convert_sync_batch_norm(nn.BatchNorm1d(2), device="cuda:0")) is nn.SyncBatchNorm
 

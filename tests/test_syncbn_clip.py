@@ -401,11 +401,50 @@ def test_the_headline_follows_the_findings(run: Run) -> None:
         assert "undecided" in case.SCENARIO.headline(undecided)
 
 
-def test_every_arm_answers_for_a_claim_and_every_branch_is_shown() -> None:
+def test_names_are_unique_and_the_branches_exist() -> None:
     for name in case.SCENARIO.differs:
         assert callable(getattr(case, name))
     assert len({arm.name for arm in case.SCENARIO.arms}) == len(case.SCENARIO.arms)
     assert len(CLAIMS) == len(case.SCENARIO.claims)
+
+
+class Before213:
+    def __init__(self, module: Any, device_ids: Any = None, broadcast_buffers: bool = True,
+                 find_unused_parameters: bool = False) -> None:  # fmt: skip
+        self.sent = {"broadcast_buffers": broadcast_buffers}
+
+
+class Since213:
+    def __init__(self, module: Any, device_ids: Any = None, broadcast_buffers: Any = None,
+                 find_unused_parameters: bool = False,
+                 forward_sync_buffers: Any = None) -> None:  # fmt: skip
+        assert broadcast_buffers is None, "the old spelling warns"
+        self.sent = {"forward_sync_buffers": forward_sync_buffers}
+
+
+@pytest.mark.parametrize("on", [True, False])
+@pytest.mark.parametrize(
+    ("ddp", "name"), [(Before213, "broadcast_buffers"), (Since213, "forward_sync_buffers")]
+)
+def test_the_broadcast_is_switched_in_either_spelling(
+    monkeypatch: pytest.MonkeyPatch, ddp: Any, name: str, on: bool
+) -> None:
+    from scenarios import _watched_norm
+
+    class Two:
+        world_size, device = 2, "cpu"
+
+    monkeypatch.setattr(_watched_norm, "DistributedDataParallel", ddp)
+    net: Any = _watched_norm.wrapped(Any, Two(), broadcast=on, find_unused=False)  # type: ignore[arg-type]
+    assert net.sent == {name: on}
+
+
+def test_listing_needs_neither_torch_nor_numpy() -> None:
+    code = (
+        "import sys, scenarios; scenarios.load('syncbn_clip');"
+        "assert not {'torch', 'numpy', 'pandas'} & set(sys.modules), sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=True)
 
 
 @pytest.mark.parametrize(
