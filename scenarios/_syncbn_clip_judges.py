@@ -223,7 +223,6 @@ def _decay(t: Tables, arm: str, done: list[Cell], weights: list[float]) -> dict[
     """
     import numpy as np  # here: listing the scenarios imports this file and needs no numpy
 
-
     twin, m = "sync_no_clip", t.root_params["momentum"]
     worst, kept = 0.0, []
     for (rank, step), w in zip(done, weights, strict=True):
