@@ -131,8 +131,15 @@ def returned_norm_can_be_logged(t: Tables) -> Finding:
             f"{errors[worst]:.0%} off; full_tensor() gives the model's",
             **numbers,
         )
-    if size is Size.BETWEEN or len(errors) < len(ORDERED):
-        return unknown("not every norm could be compared", **numbers)
+    if size is Size.BETWEEN:
+        return unknown(f"the {worst} norm is neither at the floor nor clearly off it", **numbers)
+    if len(errors) < len(ORDERED):
+        left_out = ", ".join(norm for norm in ORDERED if norm not in errors)
+        return unknown(
+            f"left out: {left_out}, because a rank holds an empty shard; 2 to 8, 10, 16, 32 or 64 "
+            "ranks leave none empty",
+            **numbers,
+        )
     return holds("every rank gets the model's norm", **numbers)
 
 
