@@ -116,10 +116,9 @@ class Sweep:
         finally:
             for engine in self._engines.values():
                 engine.close()
-        for number in range(len(done) + 1, len(self.points) + 1):
-            interrupted = stopped and number == len(done) + 1
-            state = INTERRUPTED if interrupted else NOT_RUN
-            done.append(Done(number=number, state=state))
+        left = range(len(done) + 1, len(self.points) + 1)
+        states = [INTERRUPTED, *[NOT_RUN] * len(left)]
+        done += [Done(number=n, state=state) for n, state in zip(left, states, strict=False)]
         return self._conclude(done, stopped=stopped)
 
     def dry_run(self) -> int:
@@ -245,6 +244,7 @@ class Sweep:
                 page.Page(
                     name=self.first.name,
                     title=self.first.scenario.title,
+                    claims=self._claims(),
                     swept=self.swept,
                     points=points,
                     arms=arms,
@@ -253,6 +253,10 @@ class Sweep:
             )
         except Exception as error:
             self._say(f"note     sweep.html not written: {type(error).__name__}: {error}")
+
+    def _claims(self) -> dict[str, str]:
+        found = [point.config.scenario for point in self.points if point.config]
+        return {claim.name: claim.text for scenario in found for claim in scenario.claims}
 
     def _say(self, text: str, *, style: str | None = None) -> None:
         self.out.print(text, markup=False, style=style, soft_wrap=True)

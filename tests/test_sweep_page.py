@@ -71,6 +71,7 @@ def page(points: list[dict[str, Any]], /, **more: Any) -> sweep.Page:
     fields = {
         "name": "toy",
         "title": "a <toy>",
+        "claims": {"claim1": "it <breaks>"},
         "swept": KEYS,
         "points": points,
         "arms": rows(points),
@@ -119,6 +120,7 @@ def test_the_page_is_whole_offline_and_without_scripts(tmp_path):
     assert {link[1:] for link in links if link.startswith("#")} <= set(ids)
     assert "because <b>" not in text
     assert "a <toy>" not in text
+    assert "it &lt;breaks&gt;" in text
 
 
 def test_points_link_to_their_reports_by_relative_paths(tmp_path):
@@ -305,7 +307,7 @@ def test_curves_stand_beside_the_floor_of_their_reference():
     assert [re.search("<h3>(.*?)</h3>", figure.html)[1] for figure in figures] == [
         f"{title}, over {key}"
         for title in sweep_figures.METRICS.values()
-        for key in ("gpus", "scenario.imbalance")
+        for key in ("gpus", "imbalance")
     ]
     assert figures[0].html.count('class="rounding"') == 3  # a panel for each imbalance
     assert figures[1].html.count('class="rounding"') == 2  # a panel for each gpus

@@ -32,6 +32,8 @@ class Page:
 
     name: str
     title: str
+    claims: Mapping[str, str]
+    """Claim name -> the claim in one sentence."""
     swept: Sequence[str]
     points: Sequence[Mapping[str, Any]]
     """point, state, problem, run, report, reused, seconds and the swept keys of every point."""
@@ -119,7 +121,7 @@ def _tally(page: Page) -> str:
 
 def _head(page: Page) -> str:
     count = len(page.points)
-    over = ", ".join(page.swept) or "no key"
+    over = ", ".join(map(sweep_figures.short, page.swept)) or "no key"
     return (
         '<header><p class="crumb"><b>crossrank</b> sweep / '
         f"<code>{text(page.name)}</code></p>"
@@ -172,7 +174,8 @@ def _matrix(page: Page, links: Mapping[int, str], detail: _Detail) -> str:
     body = (
         '<p class="lead">Each claim at each point; a cell leads to the report of its point.</p>'
         f'{legend}<div class="scroll" tabindex="0"><table class="matrix">'
-        f"<thead>{_columns(page, detail)}</thead><tbody>{rows}</tbody></table></div>{_cropped(page, detail)}"
+        f"<thead>{_columns(page, detail)}</thead><tbody>{rows}</tbody></table></div>"
+        f"{_cropped(page, detail)}"
     )
     return section("findings", "Findings", body)
 
@@ -237,8 +240,10 @@ def _claim(
             f'aria-label="{outcome}">{_SIGNS[outcome]}</a></td>'
         )
     told = ", ".join(f"{outcome} in {found}" for outcome, found in count.items())
+    said = text(page.claims.get(claim, ""))
     return (
-        f'<tr><th scope="row"><b>{text(claim)}</b><small>{told}</small></th>{"".join(cells)}</tr>'
+        f'<tr><th scope="row"><b>{text(claim)}</b><small class="sentence">{said}</small>'
+        f"<small>{told}</small></th>{''.join(cells)}</tr>"
     )
 
 
@@ -253,15 +258,28 @@ def _figures(page: Page, detail: _Detail) -> str:
         f"more than {CLEAN:g} floors; {FAULT:g} or more are a fault. An arm is compared with the "
         "reference that has its dtype and options, and with none where no single one does.</p>"
     )
-    curves = lead + ("".join(f.html for f in [*measured, *judged]) or _nothing(page))
-    heated = "".join(f.html for f in maps) or (
-        "<p>A heat map needs two swept keys and a recorded loss.</p>"
-    )
+    curves = lead + (_folded([*measured, *judged]) or _nothing(page))
+    heated = _folded(maps) or ("<p>A heat map needs two swept keys and a recorded loss.</p>")
     return (
         section("curves", "Curves", curves + _left_out([*measured, *judged]))
         + "\n"
         + section("heat", "Heat maps", heated + _left_out(maps))
     )
+
+
+def _folded(figures: Sequence[sweep_figures.Figure]) -> str:
+    """Return the figures; one that shows the same as another over other keys is folded."""
+    shown: set[str] = set()
+    parts = []
+    for figure in figures:
+        what = figure.title.rpartition(", ")[0]
+        if what in shown:
+            summary = f"<summary>{text(figure.title)}</summary>"
+            parts.append(f'<details class="more">{summary}{figure.html}</details>')
+        else:
+            parts.append(figure.html)
+        shown.add(what)
+    return "".join(parts)
 
 
 def _nothing(page: Page) -> str:

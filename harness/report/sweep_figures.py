@@ -15,8 +15,8 @@ from harness.report.wording import TIMES, number
 
 Row = Mapping[str, Any]
 METRICS = {
-    "loss_gap_last": "Loss gap across ranks",
     "loss_drift_last": "Loss of all ranks, distance from the reference",
+    "loss_gap_last": "Loss gap across ranks",
 }
 """Column -> what it is, at the last step."""
 REPEAT = "seed"
@@ -30,7 +30,9 @@ _SPARE = (4, 5, 6, 1, 2, 3)
 class Figure:
     """One figure in HTML, and how many of its panels are left out."""
 
+    title: str
     html: str
+    """With the title as its heading."""
     left_out: int = 0
 
 
@@ -59,7 +61,7 @@ def losses(swept: Sequence[str], arms: Sequence[Row], most: int) -> list[Figure]
             ]
             figures.append(
                 _figure(
-                    f"{title}, over {key}",
+                    f"{title}, over {short(key)}",
                     "absolute difference of the loss at the last step, log scale"
                     + _repeated(swept, key),
                     panels,
@@ -93,7 +95,7 @@ def claims(swept: Sequence[str], findings: Sequence[Row], most: int) -> list[Fig
         note = f"Not drawn, exactly 0 at every point: {', '.join(still)}." if still else ""
         figures.append(
             _figure(
-                f"Effect and floor of each claim, over {key}",
+                f"Effect and floor of each claim, over {short(key)}",
                 "in the unit of each claim, log scale" + _repeated(swept, key),
                 panels,
                 across,
@@ -124,21 +126,32 @@ def heats(
             labels = _values(down, points), _values(over, points)
             maps = [
                 heat.draw(
-                    arm, (down, over), *labels, _cells(metric, (down, over), points, mine), colours
+                    arm,
+                    (short(down), short(over)),
+                    *labels,
+                    _cells(metric, (down, over), points, mine),
+                    colours,
                 )
                 for arm, mine in _by(rows, lambda row: row["arm"]).items()
             ]
             rest = [key for key in swept if key not in pair]
             fold = f"; the largest over {', '.join(rest)}" if rest else ""
+            name = f"{title}, {short(down)} {TIMES} {short(over)}"
             figures.append(
                 Figure(
-                    html=f"<figure><figcaption><h3>{title}, {text(down)} {TIMES} {text(over)}</h3>"
+                    title=name,
+                    html=f"<figure><figcaption><h3>{text(name)}</h3>"
                     f'<p class="sub">at the last step{text(fold)}</p></figcaption>'
                     f'{heat.key(colours)}<div class="heats">{"".join(maps[:most])}</div></figure>',
                     left_out=max(0, len(maps) - most),
                 )
             )
     return figures
+
+
+def short(key: str) -> str:
+    """Return a key without the group it is in."""
+    return key.rpartition(".")[2]
 
 
 def words(key: str, value: Any) -> str:
@@ -206,7 +219,7 @@ def _others(rows: Sequence[Row], swept: Sequence[str], key: str) -> dict[str, li
     rest = [name for name in swept if name not in (key, REPEAT)]
 
     def said(row: Row) -> str:
-        return ", ".join(f"{name.rpartition('.')[2]} {words(name, row[name])}" for name in rest)
+        return ", ".join(f"{short(name)} {words(name, row[name])}" for name in rest)
 
     return _by(rows, said)
 
@@ -246,6 +259,7 @@ def _figure(
         else '<p class="note">No rounding floor was measured for these.</p>'
     )
     return Figure(
+        title=title,
         html=f"<figure><figcaption><h3>{text(title)}</h3><p class='sub'>{text(sub)}</p>"
         f"</figcaption>{legend}<div class='trellis'>{''.join(drawn)}</div>"
         + (f'<p class="note">{text(note)}</p>' if note else "")

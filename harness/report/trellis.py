@@ -97,8 +97,16 @@ class Across:
 
 
 def axis_of(panels: Sequence[Panel]) -> Axis:
-    """Return one logarithmic axis for several panels."""
-    return fit([value for panel in panels for value in panel.values], log=True, floor=None)
+    """Return one logarithmic axis for several panels, of at least two decades.
+
+    Less would blow up a factor that means nothing between an effect and its floor.
+    """
+    values = [value for panel in panels for value in panel.values]
+    positive = [value for value in values if value > 0.0]
+    if positive and max(positive) < 100 * min(positive):
+        middle = math.sqrt(max(positive)) * math.sqrt(min(positive))
+        values += [middle / 10, middle * 10]
+    return fit(values, log=True, floor=None)
 
 
 def draw(panel: Panel, across: Across, axis: Axis, *, name: str, what: str) -> str:
