@@ -257,6 +257,8 @@ def _figure(
         "points</li></ul>"
         if any(panel.floor for panel in panels)
         else '<p class="note">No rounding floor was measured for these.</p>'
+        if panels
+        else ""
     )
     return Figure(
         title=title,

@@ -159,21 +159,25 @@ def sweep(
     The gap is that across ranks, of whichever arm has the largest; faulty and fixed are the drift
     from the reference, in floors, of the worst arm of that role. All at the last step.
     """
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    columns = ("as expected", "gap", "faulty, floors", "fixed, floors")
-    for name in (*(key.rpartition(".")[2] for key in swept), "result", *columns):
-        table.add_column(name, justify="left" if name == "result" else "right")
+    rows: list[dict[str, str]] = []
     for point in points:
         mine = [row for row in arms if row["point"] == point["point"]]
         found = [row for row in findings if row["point"] == point["point"]]
         agree = sum(row["outcome"] == row["expects"] for row in found)
-        cells = [str(point[key]) for key in swept]
-        cells += [point["state"].replace("_", " "), f"{agree}/{len(found)}" if found else ""]
-        cells.append(number(_largest(mine, "loss_gap_last")))
+        cells = {key.rpartition(".")[2]: str(point[key]) for key in swept}
+        cells["result"] = point["state"].replace("_", " ")
+        cells["as expected"] = f"{agree}/{len(found)}" if found else ""
+        cells["gap"] = number(_largest(mine, "loss_gap_last"))
         for role in ("faulty", "fixed"):
             of_role = [row for row in mine if row.get("role") == role]
-            cells.append(number(_largest(of_role, "loss_drift_last_floors")))
-        table.add_row(*map(Text, cells))
+            cells[f"{role}, floors"] = number(_largest(of_role, "loss_drift_last_floors"))
+        rows.append(cells)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    names = [name for name in rows[0] if any(row[name] for row in rows)]
+    for name in names:
+        table.add_column(name, justify="left" if name == "result" else "right")
+    for row in rows:
+        table.add_row(*(Text(row[name]) for name in names))
     out.print(table)
 
 
