@@ -10,7 +10,13 @@ from typing import Any
 from harness.errors import MissingRecord
 from harness.scenario import Finding, holds, refuted, unknown
 from harness.tables import Tables
-from scenarios._clip_allreduce_records import ORDERED, SHARDED, cosine_between, counted
+from scenarios._clip_allreduce_records import (
+    ORDERED,
+    SHARDED,
+    cosine_between,
+    counted,
+    skipped,
+)
 
 COUNTED = "collectives"
 FEWEST_STEPS = 10
@@ -100,16 +106,21 @@ def sharded_norm_is_one_all_reduce(t: Tables) -> Finding:
     """Count the collectives inside the norm clip of sharded gradients."""
     _check_counter(t)
     evidence: dict[str, Any] = {}
-    right = True
+    right, most = True, 0
     for arm in SHARDED:
         ops = counted(t, arm, ORDERED, "clip_ops")
         right &= set(ops) == {"all_reduce"}
-        evidence[f"{arm}_bytes"] = max(counted(t, arm, ORDERED, "clip_bytes"))
+        sizes = {
+            norm: max(counted(t, arm, [norm], "clip_bytes"))
+            for norm in ORDERED
+            if not skipped(t, arm, norm)
+        }
+        most = max(most, *sizes.values())
+        evidence[f"{arm}_bytes"] = ", ".join(f"{norm} {size}" for norm, size in sizes.items())
         evidence[f"{arm}_ops"] = " / ".join(sorted({str(op) or "none" for op in ops}))
         evidence[f"{arm}_backward_bytes"] = max(counted(t, arm, ORDERED, "sync_bytes"))
     evidence["fsdp2_by_layer"] = max(counted(t, "fsdp2", ["layer"], "clip_collectives"))
     evidence["parameter_tensors"] = max(counted(t, "fsdp2", ["layer"], "tensors"))
-    most = max(evidence[f"{arm}_bytes"] for arm in SHARDED)
     numbers: dict[str, Any] = {"effect": float(most), "unit": "bytes a call", "evidence": evidence}
     if not right:
         return refuted("another number of collectives than one all-reduce", **numbers)
