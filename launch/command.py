@@ -113,6 +113,8 @@ def _one(config: Config) -> int:
     for note in result.notes:
         out.print(f"note     {note}", markup=False, soft_wrap=True)
     terminal.paths(out, result.layout)
+    if result.verdict.judge_errors:
+        out.print(f"trace    {result.layout.judge_errors}", markup=False, soft_wrap=True)
     if config.json:
         print(result.layout.verdict.read_text(encoding="utf-8"), end="")
     elif config.quiet:

@@ -129,6 +129,10 @@ def _rank(
 ) -> None:
     from launch.rank import child
 
+    # A rank gets a copy of the pipe by whose closing the server learns that the launcher is gone:
+    # while a rank that hangs holds it, a killed launcher would leave server and ranks behind.
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     child(argv, env, log, listener)
 
 
