@@ -21,6 +21,7 @@ import time
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,18 +87,19 @@ class Stream:
         Raises:
             RecordError: if the file holds fewer values than the stream says.
         """
+        offset, count = place
+        if offset + count > self._values.size:
+            raise RecordError(f"{self.tensors} ends before value {offset + count}")
+        return self._values[offset : offset + count]
+
+    @cached_property
+    def _values(self) -> npt.NDArray[np.float64]:
         import numpy as np
 
-        offset, count = place
-        if not count:
-            return np.empty(0)
         try:
-            values = np.fromfile(self.tensors, dtype="<f8", count=count, offset=8 * offset)
+            return np.fromfile(self.tensors, dtype="<f8") if self.tensors.exists() else np.empty(0)
         except OSError as error:
             raise RecordError(f"cannot read {self.tensors}: {error.strerror}") from error
-        if values.size != count:
-            raise RecordError(f"{self.tensors} ends before value {offset + count}")
-        return values
 
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode

@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -161,27 +161,30 @@ def run_arms(
     listener: socket.socket | None,
     where: dict[str, Any],
 ) -> None:
-    """Run every arm this rank takes part in, each with a process group of its own.
+    """Run every arm this rank takes part in: first those of one process, then the others.
 
-    Arms of one process are dealt out over the ranks, so that they run side by side.
+    Arms of one process are dealt out over the ranks, so that they run side by side. Arms of as many
+    ranks share a process group, which costs 40 ms to make; an isolated arm has it for itself.
     """
     scenario = scenarios.load(plan.scenario)
     params = build(scenario.params, plan.params)
     if plan.device == "cuda":
         torch.cuda.set_device(world.local_rank)
     store = _connect(world, plan, listener)
+    launch = f"{batch}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    groups = _Groups(plan, dist.PrefixStore(launch, store), world)
     dealt = plan.deal([arm.name for arm in arms])
-    for arm in arms:
+    for arm in sorted(arms, key=lambda arm: arm.ranks > 1):
         if world.rank not in dealt[arm.name]:
             continue
         place, peers = dealt[arm.name].index(world.rank), arm.ranks
         where["arm"] = arm.name
-        prefix = f"{batch}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{arm.name}"
-        with _group(plan, dist.PrefixStore(prefix, store), place, peers, world, arm):
-            _run_arm(plan, scenario, arm, params, place, peers, world.local_rank, layout)
-            if peers > 1 and not arm.isolated:
-                _meet(dist.PrefixStore(f"{prefix}/end", store), peers)
-    _last_one_out(dist.PrefixStore(f"{batch}/through", store), world)
+        groups.join(place, peers, isolated=arm.isolated)
+        _run_arm(plan, scenario, arm, params, place, peers, world.local_rank, layout)
+        if not arm.isolated:
+            groups.meet(arm.name)
+    groups.leave()
+    _last_one_out(dist.PrefixStore(f"{launch}/through", store), world)
 
 
 def _run_arm(
@@ -241,36 +244,61 @@ def _connect(world: World, plan: Plan, listener: socket.socket | None) -> dist.S
     )
 
 
-@contextlib.contextmanager
-def _group(
-    plan: Plan, store: dist.Store, place: int, peers: int, world: World, arm: ArmPlan
-) -> Iterator[None]:
-    cuda = plan.device == "cuda"
-    if cuda and arm.isolated:
-        # An isolated arm may wait for a peer that never comes: NCCL's watchdog would then end the
-        # process; with this the wait raises in the program, as it does on gloo.
-        os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
-    dist.init_process_group(
-        # Flags and sizes on the CPU go over gloo beside NCCL, as they do in real programs.
-        "cpu:gloo,cuda:nccl" if cuda else plan.backend,
-        store=store if peers > 1 else dist.HashStore(),
-        rank=place,
-        world_size=peers,
-        timeout=timedelta(seconds=plan.collective_timeout_s),
-        device_id=torch.device("cuda", world.local_rank) if cuda else None,
-    )
-    yield
-    # Not on the way of an error, and not after an isolated arm: tearing down a broken group can
-    # wait for the peers that broke it, and the process ends anyway.
-    if dist.is_initialized() and not arm.isolated:
-        dist.destroy_process_group()
+class _Groups:
+    """The default process group of this rank, made anew where the number of peers changes.
 
+    Each has a store prefix of its own: the keys of a group stay in the store, and a second group
+    that found them would fail or hang.
+    """
 
-def _meet(store: dist.Store, count: int) -> None:
-    """Wait until `count` ranks have come here; through the store, since a group may be broken."""
-    if store.add("arrived", 1) == count:
-        store.set("all", "yes")
-    store.wait(["all"], timedelta(seconds=RENDEZVOUS_S))
+    def __init__(self, plan: Plan, store: dist.Store, world: World) -> None:
+        self._plan = plan
+        self._store = store
+        self._world = world
+        self._peers = 0
+        self._isolated = False
+
+    def join(self, place: int, peers: int, *, isolated: bool) -> None:
+        """Be rank `place` of `peers` in the default group."""
+        if peers == self._peers:
+            return
+        self.leave()
+        self._peers, self._isolated = peers, isolated
+        cuda = self._plan.device == "cuda"
+        if cuda and isolated:
+            # An isolated arm may wait for a peer that never comes: NCCL's watchdog would then end
+            # the process; with this the wait raises in the program, as it does on gloo.
+            os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
+        # Some ranks have arms of one process to run first: the group's own time limit is not for
+        # that.
+        self.meet(f"group of {peers}")
+        dist.init_process_group(
+            # Flags and sizes on the CPU go over gloo beside NCCL, as they do in real programs.
+            "cpu:gloo,cuda:nccl" if cuda else self._plan.backend,
+            store=dist.PrefixStore(f"{peers}", self._store) if peers > 1 else dist.HashStore(),
+            rank=place,
+            world_size=peers,
+            timeout=timedelta(seconds=self._plan.collective_timeout_s),
+            device_id=torch.device("cuda", self._world.local_rank) if cuda else None,
+        )
+
+    def meet(self, what: str) -> None:
+        """Wait for the peers; through the store, since a group may be broken."""
+        if self._peers > 1:
+            store = dist.PrefixStore(f"{what}/{self._peers}", self._store)
+            if store.add("arrived", 1) == self._peers:
+                store.set("all", "yes")
+            patience = RENDEZVOUS_S + self._plan.arm_timeout_s
+            store.wait(["all"], timedelta(seconds=patience))
+
+    def leave(self) -> None:
+        """Give the group back, but not after an isolated arm.
+
+        Tearing down a broken group can wait for the peers that broke it; the process ends anyway.
+        """
+        if dist.is_initialized() and not self._isolated:
+            dist.destroy_process_group()
+        self._peers = 0
 
 
 def _last_one_out(store: dist.Store, world: World) -> None:
