@@ -190,7 +190,8 @@ def _default(group: str) -> str | None:
 def _prepared(sweep: str | None) -> str | None:
     """Return the scenario that a prepared sweep chooses."""
     path = CONF / "sweep" / f"{sweep}.yaml"
-    for entry in OmegaConf.load(path).get("defaults", ()) if path.exists() else ():
+    prepared: Any = OmegaConf.load(path) if path.exists() else {}
+    for entry in prepared.get("defaults", ()):
         if isinstance(entry, DictConfig) and "override /scenario" in entry:
             return str(entry["override /scenario"])
     return None

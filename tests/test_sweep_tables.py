@@ -205,7 +205,7 @@ def test_a_mean_rounds_once_and_survives_large_numbers(values, mean):
 
 
 def test_a_rank_that_was_cut_off_gives_no_figures(tmp_path):
-    series = {"one": [[1.0, 1.0]], "many": [[1.0, 1.0], [1.0]]}
+    series = {"one": [[1.0, 1.0]], "many": [[1.0, 1.0], [1.0, 1.0]]}
     tables = run(tmp_path, series, {}, ends={("many", 1): None})
     found = row(tables, TWO, "many")
     assert found["loss_gap_last"] is None

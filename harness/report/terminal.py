@@ -159,12 +159,14 @@ def sweep(
     The gap is that across ranks, of whichever arm has the largest; faulty and fixed are the drift
     from the reference, in floors, of the worst arm of that role. All at the last step.
     """
+    tails = [key.rpartition(".")[2] for key in swept]
+    short = {key: tail for key, tail in zip(swept, tails, strict=True) if tails.count(tail) == 1}
     rows: list[dict[str, str]] = []
     for point in points:
         mine = [row for row in arms if row["point"] == point["point"]]
         found = [row for row in findings if row["point"] == point["point"]]
         agree = sum(row["outcome"] == row["expects"] for row in found)
-        cells = {key.rpartition(".")[2]: str(point[key]) for key in swept}
+        cells = {short.get(key, key): str(point[key]) for key in swept}
         cells["result"] = point["state"].replace("_", " ")
         cells["as expected"] = f"{agree}/{len(found)}" if found else ""
         cells["gap"] = number(_largest(mine, "loss_gap_last"))
