@@ -252,8 +252,9 @@ def point_key(config: Config, where: Place, torch_version: str | None) -> str:
     """Return what makes two runs one point of a sweep: configuration, source, torch, device."""
     digest = hashlib.sha256()
     for folder in scenarios.folders():
-        for path in sorted(folder.glob("_*.py")) + sorted(folder.glob(f"{config.name}.py")):
-            digest.update(path.read_bytes())
+        for path in sorted(folder.rglob("*.py")):
+            if path.parent != folder or path.stem.startswith("_") or path.stem == config.name:
+                digest.update(path.read_bytes())
     facts = {
         "scenario": config.name,
         "params": dict(config.params),

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness.scenario import Arm, Plot, Role, Scenario, at_least
-from scenarios._clip_allreduce_claims import CLAIMS, headline
-from scenarios._clip_allreduce_gradients import SCALE
+from scenarios._clip_allreduce.claims import CLAIMS, headline
+from scenarios._clip_allreduce.gradients import SCALE
 
 if TYPE_CHECKING:
     import torch
@@ -44,8 +44,8 @@ class Params:
 
 def run(rank: Rank, arm: Arm, p: Params) -> None:
     """Carry out the part of the scenario that the arm belongs to."""
-    from scenarios import _clip_allreduce_parts as parts
-    from scenarios._clip_allreduce_report import check_report
+    from scenarios._clip_allreduce import parts
+    from scenarios._clip_allreduce.report import check_report
 
     if arm["part"] == "traffic":
         parts.count_traffic(rank, arm, p, clip)
@@ -126,7 +126,7 @@ def step(
     import torch
     from torch.nn.utils import clip_grad_norm_
 
-    from scenarios._clip_allreduce_parts import average
+    from scenarios._clip_allreduce.parts import average
 
     parameters, norm = list(model.parameters()), None
     optimizer.zero_grad()

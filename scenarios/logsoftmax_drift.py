@@ -26,9 +26,8 @@ from harness.scenario import (
     at_least,
     between,
 )
-from scenarios import _logsoftmax_drift_judges as judges
-from scenarios import _softmax_alone
-from scenarios._logsoftmax_drift_judges import DTYPES, dice_of, marks
+from scenarios._logsoftmax_drift import alone, judges
+from scenarios._logsoftmax_drift.judges import DTYPES, dice_of, marks
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +58,7 @@ class Params:
 def run(rank: Rank, arm: Arm, p: Params) -> None:
     """Train on the same rows in every arm; one process gets them all, N ranks a share each."""
     if arm["loss"] == "alone":
-        return _softmax_alone.run(rank)
+        return alone.run(rank)
 
     import torch
     from torch.nn.parallel import DistributedDataParallel
@@ -280,7 +279,7 @@ def _arms() -> tuple[Arm, ...]:
     one = "one process on the global batch"
     found = [
         Arm(
-            name=_softmax_alone.ARM,
+            name=alone.ARM,
             role=Role.CONTROL,
             about="one process, no training: range and gradient of the loss",
             options={"loss": "alone"},
@@ -438,7 +437,7 @@ SCENARIO = Scenario(
             expects=Outcome.HOLDS,
             judge=judges.judge_dice_loss,
         ),
-        *_softmax_alone.CLAIMS,
+        *alone.CLAIMS,
     ),
     plots=(
         Plot(

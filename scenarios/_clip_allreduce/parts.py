@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from harness.collectives import count_collectives
-from scenarios._clip_allreduce_records import NORMS
+from scenarios._clip_allreduce.records import NORMS
 from scenarios._models import mlp
 
 if TYPE_CHECKING:

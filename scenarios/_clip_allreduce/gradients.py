@@ -9,7 +9,7 @@ from typing import Any
 from harness.floor import Size, permutation_floor
 from harness.scenario import Finding, holds, refuted, unknown
 from harness.tables import Tables
-from scenarios._clip_allreduce_records import (
+from scenarios._clip_allreduce.records import (
     GAP,
     NORMS,
     ORDERED,

@@ -10,7 +10,7 @@ from typing import Any
 from harness.errors import MissingRecord
 from harness.scenario import Finding, holds, refuted, unknown
 from harness.tables import Tables
-from scenarios._clip_allreduce_records import (
+from scenarios._clip_allreduce.records import (
     ORDERED,
     SHARDED,
     cosine_between,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from harness.scenario import Claim, Finding, Kind, Outcome
-from scenarios import _clip_allreduce_gradients as gradients
-from scenarios import _clip_allreduce_lone as lone
-from scenarios import _clip_allreduce_report as report
-from scenarios import _clip_allreduce_traffic as traffic
+from scenarios._clip_allreduce import gradients
+from scenarios._clip_allreduce import lone
+from scenarios._clip_allreduce import report
+from scenarios._clip_allreduce import traffic
 
 CLAIMS = (
     Claim(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from harness.floor import EPS
 from harness.scenario import Finding, holds, refuted
 from harness.tables import Tables, relative_l2
-from scenarios._clip_allreduce_records import NORMS, ORDERED, RELATIVE, cosine_between
+from scenarios._clip_allreduce.records import NORMS, ORDERED, RELATIVE, cosine_between
 
 if TYPE_CHECKING:
     import torch

@@ -6,7 +6,7 @@ from typing import Any
 
 from harness.scenario import Finding, holds, refuted, unknown
 from harness.tables import Tables
-from scenarios._clip_allreduce_records import check_clipped
+from scenarios._clip_allreduce.records import check_clipped
 
 
 def lone_call_hangs_ddp(t: Tables) -> Finding:

@@ -1,0 +1,1 @@
+"""What logsoftmax_drift is made of: its judges, and the probes that need one process only."""
