@@ -104,7 +104,7 @@ def check_arguments(argv: Sequence[str]) -> Typed:
             continue
         names = [name.strip() for name in value.split(",")]
         problems[word] = [said for name in names if (said := _choice(key, name, options[key]))]
-        if key == "sweep" and not several:
+        if key == "sweep" and not several and names != ["null"]:
             problems[word] = [f"{word} is a prepared sweep: type make sweep {word}"]
         elif key == "sweep" and len(names) > 1:
             problems[word] = [f"{word}: one prepared sweep at a time"]
@@ -144,6 +144,8 @@ def _choice(group: str, name: str, legal: Sequence[str]) -> str:
     if name in ("", "null"):
         if group == "scenario":
             return _no_scenario()
+        if _default(group) is None:
+            return ""
         return f"{group} cannot be empty; legal: {', '.join(legal)}"
     return f"no {group} named {name!r}{did_you_mean(name, legal)}; legal: {', '.join(legal)}"
 

@@ -175,7 +175,9 @@ def conclude(config: Config, layout: Layout, wrong: list[str], facts: Mapping[st
             layout.judge_errors,
             "\n".join(f"claim {name}\n{text}" for name, text in verdict.judge_errors.items()),
         )
-    notes = write_reports(layout, config.scenario, config.name, tables, verdict, facts, config.text)
+    notes: list[str | None] = [
+        *write_reports(layout, config.scenario, config.name, tables, verdict, facts, config.text)
+    ]
     if tables is not None and config.tracker != "none":
         notes.append(
             _attempt(f"tracker={config.tracker}", lambda: _publish(config, layout, tables, verdict))
@@ -251,10 +253,8 @@ def _attempt(what: str, job: Callable[[], str | None]) -> str | None:
 def point_key(config: Config, where: Place, torch_version: str | None) -> str:
     """Return what makes two runs one point of a sweep: configuration, source, torch, device."""
     digest = hashlib.sha256()
-    for folder in scenarios.folders():
-        for path in sorted(folder.rglob("*.py")):
-            if path.parent != folder or path.stem.startswith("_") or path.stem == config.name:
-                digest.update(path.read_bytes())
+    for path in scenarios.sources(config.name):
+        digest.update(path.read_bytes())
     facts = {
         "scenario": config.name,
         "params": dict(config.params),

@@ -31,6 +31,18 @@ def names() -> list[str]:
     return sorted(name for name in found if not name.startswith("_"))
 
 
+def sources(name: str) -> list[Path]:
+    """Return the files that make up a scenario: its module, its parts, and what all share."""
+    others = {f"_{other}" for other in names() if other != name}
+    found: list[Path] = []
+    for folder in folders():
+        for path in sorted(folder.rglob("*.py")):
+            top = path.relative_to(folder).parts[0].removesuffix(".py")
+            if top == name or (top.startswith("_") and top not in others):
+                found.append(path)
+    return found
+
+
 def load(name: str) -> Scenario:
     """Return the scenario of that name; imports its module, which imports no torch.
 

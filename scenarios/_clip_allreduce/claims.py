@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from harness.scenario import Claim, Finding, Kind, Outcome
-from scenarios._clip_allreduce import gradients
-from scenarios._clip_allreduce import lone
-from scenarios._clip_allreduce import report
-from scenarios._clip_allreduce import traffic
+from scenarios._clip_allreduce import gradients, lone, report, traffic
 
 CLAIMS = (
     Claim(

@@ -1,0 +1,120 @@
+"""`python -m launch.readme`: write the table of scenarios and verdicts into README.md.
+
+Each scenario's newest sound run under results/ supplies headline, effect and floor; `--check` only
+says whether claims and findings in README.md are those of the scenarios as they are now.
+Exit codes: 0 written or up to date, 2 out of date, 12 a scenario has not been run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import scenarios
+from harness.errors import HarnessError, PrerequisiteError
+from harness.plan import Layout, Plan, write_text
+from harness.report.terminal import number
+from launch import runs
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+MARKS = ("<!-- scenarios: make readme -->", "<!-- end of scenarios -->")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write or check the table; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="launch.readme", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    options = parser.parse_args(argv)
+    try:
+        text = README.read_text(encoding="utf-8")
+        if options.check:
+            wrong = outdated(text)
+            for line in wrong:
+                print(f"crossrank: README.md {line}; type make readme", file=sys.stderr)
+            return 2 if wrong else 0
+        before, rest = text.split(MARKS[0])
+        after = rest.split(MARKS[1])[1]
+        table = "\n".join(section(name, options.results) for name in own())
+        write_text(README, f"{before}{MARKS[0]}\n\n{table}\n{MARKS[1]}{after}")
+    except HarnessError as error:
+        print(f"crossrank: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def own() -> list[str]:
+    """Return the names of this project's own scenarios, without those of other folders."""
+    here = scenarios.folders()[0]
+    return [name for name in scenarios.names() if (here / f"{name}.py").exists()]
+
+
+def section(name: str, results: Path) -> str:
+    """Return one scenario's part of the table, from its newest sound run.
+
+    Raises:
+        PrerequisiteError: if it has none; says what to type.
+    """
+    scenario = scenarios.load(name)
+    verdict, gpus = _newest(name, results)
+    lines = [
+        f"**`{name}`** ({scenario.family}): {scenario.title}  ",
+        f"{_cell(verdict['headline'])}",
+        "",
+        f"| claim | finding | effect | floor (gpus={gpus}) |",
+        "| --- | --- | ---: | ---: |",
+    ]
+    for finding in verdict["findings"]:
+        floor = finding["floor"]
+        exact = "exact" if floor is None and finding["effect"] is not None else ""
+        lines.append(
+            f"| {finding['kind']}: {_cell(finding['text'])} | {finding['outcome']} "
+            f"| {_number(finding['effect'])} | {exact or _number(floor)} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def outdated(text: str) -> list[str]:
+    """Return a sentence for each claim whose row in the text is missing or says otherwise."""
+    rows = dict(re.findall(r"^\| \w+: (.*?) \| (holds|refuted|unknown) \|", text, re.MULTILINE))
+    wrong = []
+    for name in own():
+        scenario = scenarios.load(name)
+        if f"**`{name}`**" not in text:
+            wrong.append(f"does not have scenario {name}")
+        for claim in scenario.claims:
+            said = rows.get(_cell(claim.text))
+            if said != claim.expects.value:
+                wrong.append(f"says {said}, not {claim.expects.value}, of {name}: {claim.text}")
+    return wrong
+
+
+def _newest(name: str, results: Path) -> tuple[dict[str, Any], int]:
+    for plan in sorted((results / name).glob("*/plan.json"), reverse=True):
+        layout = Layout(plan.parent)
+        try:
+            verdict = runs.read_json(layout.verdict)
+        except HarnessError:
+            continue
+        if verdict["conclusion"] == "as_expected":
+            return verdict, Plan.read(layout.plan).world_size
+    raise PrerequisiteError(
+        f"{name} has no run that ended as expected in {results}\n"
+        f"type make repro scenario={name} gpus=4"
+    )
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _number(value: Any) -> str:
+    return number(value) if isinstance(value, int | float) else str(value or "")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
