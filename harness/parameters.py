@@ -52,10 +52,11 @@ def violations(params: type, values: Mapping[str, Any], *, prefix: str = "scenar
 
 def _range(name: str, value: Any, rules: Mapping[str, Any]) -> list[str]:
     low, high = rules.get("low"), rules.get("high")
-    numbers = value if isinstance(value, list | tuple) else [value]
-    if "values" in rules and any(number not in rules["values"] for number in numbers):
+    listed = value if isinstance(value, list | tuple) else [value]
+    if "values" in rules and any(item not in rules["values"] for item in listed):
         legal = ", ".join(map(str, rules["values"]))
         return [f"{name}={value} is not legal; legal: {legal}"]
+    numbers = [item for item in listed if item is not None]
     if low is not None and not all(number >= low for number in numbers):
         return [f"{name}={value} is too small: at least {low}"]
     if high is not None and not all(number <= high for number in numbers):
