@@ -126,6 +126,20 @@ def test_five_megabytes_of_output_go_into_the_log_of_their_rank(broken):
     assert layout.log(number, 0).stat().st_size == 0
 
 
+def test_an_arm_cut_off_by_the_end_of_another_one_is_run_again(tmp_path):
+    flag = tmp_path / "flag"
+
+    run = launch("scenario=singles", f"scenario.flag={flag}", "gpus=2", results=tmp_path / "r")
+
+    assert run.code == 11
+    (said,) = run.verdict["failures"]
+    assert said.startswith("arm guilty: rank 1 was killed by signal 9 (SIGKILL) after step 1;")
+    for arm in ("innocent", "after"):
+        stream = record.read(run.layout, arm, 0)
+        assert ([row.step for row in stream.rows], stream.end) == ([1, 2], "completed")
+    assert record.read(run.layout, "guilty", 0).end is None
+
+
 def begin(results, *arguments, **more):
     """Start a launcher as a shell would, in a group of its own."""
     return subprocess.Popen(

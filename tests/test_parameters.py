@@ -89,12 +89,20 @@ def test_all_violations_are_named_at_once():
 
     lines = str(refused.value).splitlines()
     assert len(lines) == 5
-    assert lines[0].startswith("scenario.stpes is not a parameter; nearest: steps; legal: ")
+    assert lines[0].startswith("scenario.stpes is not a parameter; nearest: steps, sizes; legal: ")
     assert "scenario.name is missing: it needs a text" in lines
 
 
-@given(st.sampled_from(sorted(SOUND)), st.none() | st.booleans() | st.integers() | st.floats()
-       | st.text() | st.lists(st.integers() | st.text()) | st.dictionaries(st.text(), st.none()))
+@given(
+    st.sampled_from(sorted(SOUND)),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.lists(st.integers() | st.text())
+    | st.dictionaries(st.text(), st.none()),
+)
 def test_any_value_is_either_built_or_refused(name, value):
     values = SOUND | {name: value}
 
