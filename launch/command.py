@@ -84,6 +84,8 @@ def compose(arguments: Sequence[str], take: Callable[[DictConfig], None]) -> int
     search = [f"hydra.searchpath=[{','.join(f'file://{path}' for path in folders)}]"]
     before = sys.argv
     flags, overrides = configuration.split(arguments)
+    # The default; Hydra has no way to say it.
+    overrides = [word for word in overrides if word != "sweep=null"]
     # Hydra writes a file about the sweep while it composes; the run directories say all of it.
     spare = tempfile.TemporaryDirectory(prefix="crossrank.")
     search = [f"hydra.sweep.dir={spare.name}", *(search if folders else [])]
