@@ -177,11 +177,9 @@ def batch_norm_stats(input: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     over, kept = _over(input), _statistics_dtype(input)
     wide = input.to(torch.float64)
     mean = wide.mean(over)
-    # A second pass takes out what the first mean was rounded by: float64 input may need it.
-    centred = wide - _wide(mean, input)
-    rest = centred.mean(over)
-    var = centred.square().mean(over) - rest.square()
-    return (mean + rest).to(kept), (var + eps).rsqrt().to(kept)
+    # Two passes: a running update of mean and squares loses digits where float64 is all there is.
+    var = (wide - _wide(mean, input)).square().mean(over)
+    return mean.to(kept), (var + eps).rsqrt().to(kept)
 
 
 def batch_norm_gather_stats_with_counts(

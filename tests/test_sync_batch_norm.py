@@ -468,6 +468,15 @@ def test_the_difference_of_squares_would_fail_that(dtype: torch.dtype) -> None:
     assert set(large_mean_sizes(naive, dtype).values()) == {Size.FAULT}
 
 
+def test_normalising_keeps_every_digit_beside_a_large_mean() -> None:
+    register_cpu_kernels()
+    # 2^14 and multiples of 2^-9 are float32 numbers, and so is each exact result.
+    small = torch.arange(-8.0, 8.0).reshape(16, 1) * 2.0**-9
+    mean, invstd, bias = torch.tensor([2.0**14]), torch.tensor([96.0]), torch.tensor([0.5])
+    found = torch.batch_norm_elemt(mean + small, None, bias, mean, invstd, 1e-5)
+    assert torch.equal(found, small * 96.0 + 0.5)
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_any_split_merges_to_the_whole(seed: int) -> None:
     register_cpu_kernels()
