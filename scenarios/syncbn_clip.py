@@ -28,7 +28,7 @@ from harness.scenario import (
     at_least,
     between,
 )
-from scenarios._syncbn_clip_claims import CLAIMS
+from scenarios._syncbn_clip.claims import CLAIMS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -54,7 +54,7 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
     import torch
     import torch.nn.functional as F
 
-    from scenarios._watched_norm import Watch, normed_net, rows, wrapped
+    from scenarios._syncbn_clip.norm import Watch, normed_net, rows, wrapped
 
     eps = p.clip if arm.get("eps") == "clip" else 1e-5
     momentum = arm.get("momentum", p.momentum)

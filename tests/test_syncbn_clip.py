@@ -429,13 +429,13 @@ class Since213:
 def test_the_broadcast_is_switched_in_either_spelling(
     monkeypatch: pytest.MonkeyPatch, ddp: Any, name: str, on: bool
 ) -> None:
-    from scenarios import _watched_norm
+    from scenarios._syncbn_clip import norm
 
     class Two:
         world_size, device = 2, "cpu"
 
-    monkeypatch.setattr(_watched_norm, "DistributedDataParallel", ddp)
-    net: Any = _watched_norm.wrapped(Any, Two(), broadcast=on, find_unused=False)  # type: ignore[arg-type]
+    monkeypatch.setattr(norm, "DistributedDataParallel", ddp)
+    net: Any = norm.wrapped(Any, Two(), broadcast=on, find_unused=False)  # type: ignore[arg-type]
     assert net.sent == {name: on}
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from harness.scenario import Claim, Kind, Outcome
-from scenarios import _syncbn_clip_judges as clip
-from scenarios import _syncbn_freeze_judges as freeze
+from scenarios._syncbn_clip import clip, freeze
 
 STATEMENTS = (
     Claim(
