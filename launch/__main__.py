@@ -20,6 +20,13 @@ LOOKS = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            # Closed by whoever started us: the next file opened would get its number, and what a
+            # rank prints would go into that. The lowest free number is the one that is missing.
+            stream = open(os.devnull, "r+")  # noqa: PTH123, SIM115
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
     signal.signal(signal.SIGTERM, _interrupt)
     if will_run(arguments):
         from launch.warm import Warm

@@ -105,6 +105,7 @@ def main(argv: Sequence[str] | None = None, listener: socket.socket | None = Non
         _check_world(plan, world)
         arms = _arms(plan, options.arms)
         layout = Layout(options.out or options.plan.resolve().parent)
+        _check_fresh(plan, world, arms, layout)
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         torch.set_num_threads(1)
         run_arms(plan, world, arms, layout, batch=options.batch, listener=listener, where=where)
@@ -136,6 +137,17 @@ def _check_world(plan: Plan, world: World) -> None:
             f"type: python -m torch.distributed.run --nproc-per-node={plan.world_size} "
             "-m launch.rank PLAN"
         )
+
+
+def _check_fresh(plan: Plan, world: World, arms: Sequence[ArmPlan], layout: Layout) -> None:
+    for name, dealt in plan.deal([arm.name for arm in arms]).items():
+        if world.rank not in dealt:
+            continue
+        if layout.stream(name, dealt.index(world.rank)).exists():
+            raise UsageError(
+                f"{layout.root} holds records of arm {name} already, and records are never "
+                "overwritten\ntype --out DIR after the plan to write somewhere else"
+            )
 
 
 def _arms(plan: Plan, chosen: str) -> list[ArmPlan]:

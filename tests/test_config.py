@@ -271,6 +271,19 @@ def test_another_project_with_a_conf_of_its_own_does_no_harm(tmp_path):
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before
 
 
+def test_a_launcher_whose_streams_are_closed_runs_all_the_same(tmp_path):
+    words = ["scenario=probe", "gpus=2", f"results={tmp_path}"]
+
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-m", "launch", *words],
+        cwd=ROOT,
+        timeout=120,
+    )
+
+    assert done.returncode == 0
+    assert len(list(tmp_path.glob("probe/*/verdict.json"))) == 1
+
+
 def test_a_scenario_without_its_yaml_says_so(tmp_path, monkeypatch, capsys):
     shutil.copy(ROOT / "tests" / "cases" / "probe.py", tmp_path / "lonely.py")
     monkeypatch.setenv("CROSSRANK_SCENARIOS", str(tmp_path))
