@@ -160,6 +160,9 @@ class Scenario:
     """What is true, in one sentence, from the findings by claim name."""
     min_ranks: int = 2
     max_ranks: int | None = None
+    check: Callable[[Any, int], Sequence[str]] = lambda params, ranks: ()
+    """Say what is wrong with parameters that are each legal but do not go together, or not with so
+    many ranks; one sentence each, with what to type. Nothing is started if it says anything."""
     differs: Sequence[str] = ("run",)
     """Names of the module's functions that hold the branch in which the arms differ."""
     plots: Sequence[Plot] = ()

@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 import scenarios
 from harness import trackers
 from harness.errors import UsageError, did_you_mean
-from harness.parameters import violations
+from harness.parameters import build, violations
 from harness.scenario import Scenario
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -231,6 +231,8 @@ def read(cfg: DictConfig, problems: Sequence[str] = ()) -> Config:
     scenario = scenarios.load(name) if name else None
     found = violations(scenario.params, params) if scenario else []
     found += _top(data, launch, scenario)
+    if scenario and not found:
+        found += scenario.check(build(scenario.params, params), data["gpus"])
     if scenario is None and not problems:
         found.append(_no_scenario())
     found += trackers.check(choices.get("tracker") or "none", data["tracker"] or {})

@@ -42,6 +42,16 @@ class Params:
     permutations: int = field(metadata=at_least(1))
 
 
+def check(p: Params, ranks: int) -> list[str]:
+    """Every rank needs a row of each half of the batch."""
+    if p.batch >= 2 * ranks:
+        return []
+    return [
+        f"scenario.batch={p.batch} leaves some of {ranks} ranks without a row; "
+        f"type scenario.batch={2 * ranks} or more"
+    ]
+
+
 def run(rank: Rank, arm: Arm, p: Params) -> None:
     """Carry out the part of the scenario that the arm belongs to."""
     from scenarios._clip_allreduce import parts
@@ -259,6 +269,7 @@ SCENARIO = Scenario(
     arms=ARMS,
     params=Params,
     run=run,
+    check=check,
     headline=headline,
     min_ranks=2,
     differs=("clip", "step", "clip_in_hook"),

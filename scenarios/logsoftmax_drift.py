@@ -55,6 +55,16 @@ class Params:
     permutations: int = field(metadata=at_least(0))
 
 
+def check(p: Params, ranks: int) -> list[str]:
+    """Every rank needs a row of each half of the batch."""
+    if p.batch >= 2 * ranks:
+        return []
+    return [
+        f"scenario.batch={p.batch} leaves some of {ranks} ranks without a row; "
+        f"type scenario.batch={2 * ranks} or more"
+    ]
+
+
 def run(rank: Rank, arm: Arm, p: Params) -> None:
     """Train on the same rows in every arm; one process gets them all, N ranks a share each."""
     if arm["loss"] == "alone":
@@ -355,6 +365,7 @@ SCENARIO = Scenario(
     cause="valid_count_mean",
     params=Params,
     run=run,
+    check=check,
     headline=headline,
     differs=("loss_of", "valid_counts"),
     arms=_arms(),

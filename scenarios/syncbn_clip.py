@@ -49,6 +49,16 @@ class Params:
     repeats: int = field(metadata=at_least(1))
 
 
+def check(p: Params, ranks: int) -> list[str]:
+    """Every rank needs a row."""
+    if p.batch >= ranks:
+        return []
+    return [
+        f"scenario.batch={p.batch} leaves some of {ranks} ranks without a row; "
+        f"type scenario.batch={ranks} or more"
+    ]
+
+
 def run(rank: Rank, arm: Arm, p: Params) -> None:
     """Train a small net, record the norm's buffers at every point of a step, then evaluate."""
     import torch
@@ -264,6 +274,7 @@ SCENARIO = Scenario(
     cause="buffer_broadcast",
     params=Params,
     run=run,
+    check=check,
     headline=headline,
     differs=("after_step", "before_forward", "before_wrapping"),
     arms=ARMS,

@@ -1,1 +1,1 @@
-"""What syncbn_clip is made of: its claims, their judges for clips and for freezing, the watched norm."""
+"""What syncbn_clip is made of: claims, judges of clipping and of freezing, and the watched norm."""

@@ -15,7 +15,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.collectives import count_collectives
-from harness.errors import UsageError
 from harness.sync_batch_norm import convert_sync_batch_norm
 
 if TYPE_CHECKING:
@@ -59,16 +58,7 @@ def wrapped(net: nn.Module, rank: Rank, *, broadcast: bool, find_unused: bool) -
 
 
 def rows(rank: Rank, *, count: int, quiet: float, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return this rank's share of a batch of `count` rows; feature 0 is `quiet` times the others.
-
-    Raises:
-        UsageError: with fewer rows than ranks.
-    """
-    if rank.world_size > count:
-        raise UsageError(
-            f"scenario.batch={count} leaves some of {rank.world_size} ranks without a row\n"
-            f"type scenario.batch={rank.world_size} or more"
-        )
+    """Return this rank's share of a batch of `count` rows; feature 0 is `quiet` times the others."""
     draw = rank.generator(f"batch/{step}")
     x = torch.randn(count, CHANNELS, SIDE, SIDE, generator=draw)
     x[:, 0] *= quiet
