@@ -58,7 +58,7 @@ def wrapped(net: nn.Module, rank: Rank, *, broadcast: bool, find_unused: bool) -
 
 
 def rows(rank: Rank, *, count: int, quiet: float, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return this rank's share of a batch of `count` rows; feature 0 is `quiet` times the others."""
+    """Return this rank's share of `count` rows; feature 0 is `quiet` times the others."""
     draw = rank.generator(f"batch/{step}")
     x = torch.randn(count, CHANNELS, SIDE, SIDE, generator=draw)
     x[:, 0] *= quiet
