@@ -17,8 +17,9 @@ from omegaconf import DictConfig, OmegaConf
 from harness.errors import HarnessError, UsageError
 from harness.plan import Layout, Plan
 from harness.report import terminal
+from launch import arguments as words
 from launch import config as configuration
-from launch.config import CONF, Config
+from launch.config import Config
 from launch.engine import Engine, Progress
 from launch.reproduce import Result, engine_for, make_plan, place, reproduce
 from launch.torchrun import command as torchrun_command
@@ -42,8 +43,8 @@ def run(arguments: Sequence[str]) -> int:
     def take(cfg: DictConfig) -> None:
         # Unresolved: an interpolation in an override would be looked up where it stands.
         composed: Any = HydraConfig.instance().cfg
-        words: Any = OmegaConf.to_container(composed.hydra.overrides.task)
-        overrides = tuple(words)
+        task: Any = OmegaConf.to_container(composed.hydra.overrides.task)
+        overrides = tuple(task)
         try:
             config = configuration.read(cfg, typed.problems)
             points.append(Point(overrides=overrides, config=config))
@@ -54,8 +55,8 @@ def run(arguments: Sequence[str]) -> int:
             bugs.append(error)
 
     try:
-        typed = configuration.check_arguments(arguments)
-        flags, _ = configuration.split(arguments)
+        typed = words.check(arguments)
+        flags, _ = words.split(arguments)
         if typed.problems and flags:
             raise UsageError("\n".join(typed.problems))
         code = compose(typed.sound, take)
@@ -80,10 +81,10 @@ def run(arguments: Sequence[str]) -> int:
 
 def compose(arguments: Sequence[str], take: Callable[[DictConfig], None]) -> int:
     """Let Hydra compose, calling `take` once per configuration; returns 0, or 2 if it refused."""
-    folders = configuration.conf_folders()[1:]
+    folders = words.conf_folders()[1:]
     search = [f"hydra.searchpath=[{','.join(f'file://{path}' for path in folders)}]"]
     before = sys.argv
-    flags, overrides = configuration.split(arguments)
+    flags, overrides = words.split(arguments)
     # The default; Hydra has no way to say it.
     overrides = [word for word in overrides if word != "sweep=null"]
     # Hydra writes a file about the sweep while it composes; the run directories say all of it.
@@ -92,7 +93,7 @@ def compose(arguments: Sequence[str], take: Callable[[DictConfig], None]) -> int
     # Hydra's parser wants all overrides in one row.
     sys.argv = [sys.argv[0], *flags, *overrides, *search]
     try:
-        hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(take)()
+        hydra.main(version_base="1.3", config_path=str(words.CONF), config_name="config")(take)()
     except SystemExit as error:
         # Hydra ends with 1 for a command line it cannot read, as Python does for a crash.
         return 2 if error.code == 1 else int(error.code or 0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launch import command
+from launch import arguments, command
 from launch import config as configuration
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -243,7 +243,7 @@ def test_multirun_composes_every_combination(typed):
 
 
 def test_flags_that_take_a_word_are_not_taken_for_overrides():
-    flags, overrides = configuration.split(["--cfg", "job", "a=1", "-cn", "config", "-m", "b=2"])
+    flags, overrides = arguments.split(["--cfg", "job", "a=1", "-cn", "config", "-m", "b=2"])
 
     assert flags == ["--cfg", "job", "-cn", "config", "-m"]
     assert overrides == ["a=1", "b=2"]
