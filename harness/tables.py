@@ -6,6 +6,7 @@ makes the finding `unknown`. Needs no process group and no torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,10 +40,20 @@ class Divergence:
 class Tables:
     """All streams of one run."""
 
-    def __init__(self, plan: Plan, streams: Mapping[str, Mapping[int, record.Stream]]) -> None:
-        """Take the plan and, by arm and rank, the streams that exist."""
+    def __init__(
+        self,
+        plan: Plan,
+        streams: Mapping[str, Mapping[int, record.Stream]],
+        *,
+        sealed: bool = False,
+    ) -> None:
+        """Take the plan and, by arm and rank, the streams that exist.
+
+        `sealed`: the values of a snapshot have to fit the norm and extremes recorded with it.
+        """
         self.plan = plan
         self._streams = streams
+        self._sealed = sealed
         self._index: dict[tuple[str, int], dict[Moment, dict[str, record.Value]]] = {}
         self._places: dict[tuple[str, int], dict[tuple[Moment, str], tuple[int, int]]] = {}
         for arm, by_rank in streams.items():
@@ -69,14 +80,21 @@ class Tables:
         for arm in plan.arms:
             found = {rank: record.read(layout, arm.name, rank) for rank in range(arm.ranks)}
             streams[arm.name] = {r: stream for r, stream in found.items() if stream is not None}
-        for name, by_rank in streams.items():
-            for stream in by_rank.values():
-                if stream.header.run != plan.run_id:
+            for rank, stream in streams[arm.name].items():
+                head = stream.header
+                if head.run != plan.run_id:
                     raise RecordError(
-                        f"{layout.arm(name)} holds records of run {stream.header.run}, "
+                        f"{layout.arm(arm.name)} holds records of run {head.run}, "
                         f"the plan is of run {plan.run_id}"
                     )
-        return cls(plan, streams)
+                says = (head.scenario, head.arm, head.rank, head.world_size)
+                if says != (plan.scenario, arm.name, rank, arm.ranks):
+                    raise RecordError(
+                        f"{layout.stream(arm.name, rank)} was written by rank {head.rank} of "
+                        f"{head.world_size} in arm {head.arm} of {head.scenario}; the plan has "
+                        f"rank {rank} of {arm.ranks} in arm {arm.name} of {plan.scenario} there"
+                    )
+        return cls(plan, streams, sealed=True)
 
     @property
     def root_params(self) -> Mapping[str, Any]:
@@ -175,7 +193,11 @@ class Tables:
             raise MissingRecord(
                 f"arm {arm}: rank {rank} has no snapshot of {name} at {at}, repeat {repeat}"
             ) from None
-        return self.stream(arm, rank).snapshot(place)
+        stream = self.stream(arm, rank)
+        values = stream.snapshot(place)
+        if self._sealed:
+            _check_seal(stream, name, values, self._cells(arm, rank)[repeat, step, phase])
+        return values
 
     def distance(
         self,
@@ -208,16 +230,20 @@ class Tables:
         Only text metrics (digests, names) are compared unless `metrics` names others.
 
         Raises:
-            MissingRecord: if a rank lacks a record that rank 0 has: that is not agreement.
+            MissingRecord: if one rank lacks a record that another has: that is not agreement.
         """
         ranks = self.ranks(arm)
         base = self._cells(arm, 0)
+
+        def compares(name: str) -> bool:
+            return name in metrics if metrics else name.endswith(".digest")
+
         compared = 0
         for moment, cells in base.items():
             if moment[0] != repeat:
                 continue
             for name, mine in cells.items():
-                if (name not in metrics) if metrics else not name.endswith(".digest"):
+                if not compares(name):
                     continue
                 for other in ranks[1:]:
                     theirs = self.value(
@@ -232,6 +258,10 @@ class Tables:
                             ranks=(0, other),
                             values=(mine, theirs),
                         )
+        for other in ranks[1:]:
+            for (at, step, phase), cells in self._cells(arm, other).items():
+                for name in filter(compares, cells if at == repeat else ()):
+                    self.value(arm, name, step=step, phase=phase, repeat=repeat)
         if not compared and len(ranks) > 1:
             raise MissingRecord(f"arm {arm}: nothing recorded that could be compared between ranks")
         return None
@@ -254,6 +284,31 @@ class Tables:
     def _cells(self, arm: str, rank: int) -> dict[Moment, dict[str, record.Value]]:
         self.stream(arm, rank)
         return self._index[arm, rank]
+
+
+def _check_seal(
+    stream: record.Stream, name: str, values: Vector, recorded: Mapping[str, record.Value]
+) -> None:
+    """Compare the values of a snapshot with what its rank wrote about them into the stream.
+
+    Raises:
+        RecordError: if they are not the same values: the two files do not belong together.
+    """
+    import numpy as np
+
+    if not values.size or recorded.get(f"{name}.nonfinite"):
+        return
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = {"min": values.min(), "max": values.max(), "norm": np.linalg.norm(values)}
+    for what, value in found.items():
+        said = recorded.get(f"{name}.{what}")
+        # The sum behind a norm may run in another order on another machine.
+        slack = 1e-9 if what == "norm" else 0.0
+        if isinstance(said, float) and not math.isclose(said, float(value), rel_tol=slack):
+            raise RecordError(
+                f"{stream.tensors} and the stream beside it do not belong together: {name} has "
+                f"{what} {float(value):.9g} here and {said:.9g} there"
+            )
 
 
 def relative_l2(x: Vector, y: Vector) -> float:

@@ -143,3 +143,63 @@ def test_records_of_another_run_are_refused(tmp_path: Path) -> None:
     layout.plan.write_text(streams.plan({"a": 1}, run_id="run-2").to_json())
     with pytest.raises(RecordError, match=r"run-1.*run-2"):
         Tables.read(layout)
+
+
+@pytest.mark.parametrize("wrong", ["rank", "arm"])
+def test_a_stream_in_the_place_of_another_is_refused(tmp_path: Path, wrong: str) -> None:
+    layout = streams.write(tmp_path, streams.plan({"a": 2, "b": 2}), [])
+    one = layout.stream("a", 0)
+    other = layout.stream("a", 1) if wrong == "rank" else layout.stream("b", 0)
+    kept = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(kept)
+    with pytest.raises(RecordError, match=r"written by rank"):
+        Tables.read(layout)
+
+
+def test_the_last_record_missing_on_rank_0_alone_is_no_agreement(tmp_path: Path) -> None:
+    same = both(1, "", {"z.digest": "1"}, {"z.digest": "1"})
+    more = [("a", 1, {"step": 2, "metrics": {"z.digest": "2"}})]
+    with pytest.raises(MissingRecord, match=r"rank 0 has no z\.digest at step 2"):
+        tables(tmp_path, same + more).first_divergence("a")
+
+
+def test_a_divergence_before_rank_0_was_lost_is_still_found(tmp_path: Path) -> None:
+    apart = both(1, "", {"z.digest": "1"}, {"z.digest": "2"})
+    more = [("a", 1, {"step": 2, "metrics": {"z.digest": "2"}})]
+    found = tables(tmp_path, apart + more).first_divergence("a")
+    assert found is not None
+    assert found.step == 1
+
+
+@pytest.mark.parametrize("change", [lambda v: v * 2, lambda v: v[::-1] + 0.5, lambda v: v * 0])
+def test_values_that_are_not_those_the_rank_described_are_refused(
+    tmp_path: Path, change: object
+) -> None:
+    values = [1.0, 2.0, 3.0]
+    said = {"w.min": 1.0, "w.max": 3.0, "w.norm": 14.0**0.5, "w.nonfinite": 0}
+    layout = streams.write(
+        tmp_path, streams.plan({"a": 1}), [("a", 0, {"metrics": said, "tensors": {"w": values}})]
+    )
+    assert Tables.read(layout).snapshot("a", "w", step=0).tolist() == values
+    assert callable(change)
+    change(np.fromfile(layout.tensors("a", 0))).tofile(layout.tensors("a", 0))
+    with pytest.raises(RecordError, match="do not belong together"):
+        Tables.read(layout).snapshot("a", "w", step=0)
+
+
+def test_one_value_between_the_extremes_is_missed_by_none_of_the_three(tmp_path: Path) -> None:
+    said = {"w.min": 1.0, "w.max": 3.0, "w.norm": 14.0**0.5, "w.nonfinite": 0}
+    layout = streams.write(
+        tmp_path, streams.plan({"a": 1}), [("a", 0, {"metrics": said, "tensors": {"w": [1, 2, 3]}})]
+    )
+    np.array([1.0, 2.001, 3.0]).tofile(layout.tensors("a", 0))
+    with pytest.raises(RecordError, match="norm"):
+        Tables.read(layout).snapshot("a", "w", step=0)
+
+
+def test_a_snapshot_with_nan_is_not_compared_with_its_extremes(tmp_path: Path) -> None:
+    said = {"w.min": math.nan, "w.max": math.nan, "w.norm": math.nan, "w.nonfinite": 1}
+    row = {"metrics": said, "tensors": {"w": [1.0, math.nan]}}
+    layout = streams.write(tmp_path, streams.plan({"a": 1}), [("a", 0, row)])
+    assert math.isnan(Tables.read(layout).snapshot("a", "w", step=0)[1])
