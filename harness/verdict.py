@@ -75,7 +75,10 @@ def decide(scenario: Scenario, name: str, tables: Tables, failures: Sequence[str
     errors: dict[str, str] = {}
     for claim in scenario.claims:
         try:
-            findings[claim.name] = claim.judge(tables)
+            finding: object = claim.judge(tables)
+            if not isinstance(finding, Finding):
+                raise TypeError(f"it returned {type(finding).__name__}, not a finding")
+            findings[claim.name] = finding
         except (MissingRecord, RecordError) as missing:
             findings[claim.name] = unknown(str(missing))
         except Exception as error:

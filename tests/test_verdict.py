@@ -84,6 +84,14 @@ def test_a_judge_that_throws_is_unknown_and_leaves_its_trace(tables: Tables) -> 
     assert verdict.conclusion is Conclusion.INCONCLUSIVE
 
 
+@pytest.mark.parametrize("what", [None, True, "holds", Outcome.HOLDS])
+def test_a_judge_that_returns_no_finding_is_unknown(tables: Tables, what: Any) -> None:
+    verdict = decide(scenario((what, Outcome.HOLDS)), "s", tables)
+    assert verdict.findings["c0"].outcome is Outcome.UNKNOWN
+    assert type(what).__name__ in verdict.findings["c0"].reason
+    assert verdict.conclusion is Conclusion.INCONCLUSIVE
+
+
 def test_json_is_strict_even_with_nan(tables: Tables) -> None:
     odd = holds("odd", effect=math.inf, floor=math.nan, evidence={"x": -math.inf, "n": math.nan})
     made = scenario((odd, Outcome.HOLDS))
