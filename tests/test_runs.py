@@ -193,6 +193,8 @@ def test_a_run_whose_launcher_was_killed_is_inconclusive(run, capsys):
 def test_a_scenario_that_is_unknown_here_is_named(run, capsys):
     plan = json.loads(run.plan.read_text())
     run.plan.write_text(json.dumps(plan | {"scenario": "prob"}))
+    for stream in (run.root / "records").rglob("*.jsonl"):
+        change(stream, '"scenario":"probe"', '"scenario":"prob"')
 
     code, _, err = judge(capsys, run.root)
 
