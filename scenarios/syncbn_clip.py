@@ -46,7 +46,7 @@ class Params:
     momentum: float = field(metadata=between(0.0, 1.0))
     quiet: float = field(metadata=at_least(0.0))
     lr: float = field(metadata=at_least(0.0))
-    repeats: int = field(metadata=at_least(1))
+    permutations: int = field(metadata=at_least(0))
 
 
 def check(p: Params, ranks: int) -> list[str]:
@@ -174,7 +174,7 @@ ARMS = (
         about="one process, BatchNorm on the whole batch",
         options={"norm": "plain"},
         ranks=1,
-        repeats="repeats",
+        repeats="permutations",
     ),
     arm("sync_no_clip", CONTROL, "nobody clips"),
     arm("sync_clip_all", FAULTY, "clip after each step, all ranks", **STEP),

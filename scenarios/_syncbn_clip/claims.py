@@ -82,9 +82,7 @@ CLIP_REMEDIES = (
         kind=Kind.REMEDY,
         text="Clip on rank 0 only: DDP hands it to the other ranks.",
         expects=Outcome.REFUTED,
-        judge=partial(
-            clip.keeps_bound, arms=("sync_clip_rank0", "plain_clip_rank0", "plain_clip_rank0_off")
-        ),
+        judge=partial(clip.keeps_bound, arms=("sync_clip_rank0", "plain_clip_rank0")),
     ),
     Claim(
         name="broadcast_off",

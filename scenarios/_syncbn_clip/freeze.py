@@ -37,9 +37,21 @@ def frozen_still_updated(t: Tables) -> Finding:
     places = moved(t, arm)
     seen = cells(t, arm)
     gathers = sum(counted(t, arm, "all_gather", "after_forward"))
-    evidence = {"moments_changed": len(places), "steps": len(seen), "all_gathers": gathers}
+    thawed = sum(counted(t, "sync_no_clip", "all_gather", "after_forward"))
+    evidence = {
+        "moments_changed": len(places),
+        "steps": len(seen),
+        "all_gathers": gathers,
+        "all_gathers_not_frozen": thawed,
+    }
     if places:
         return holds(f"the frozen buffers change, first at {places[0]}", evidence=evidence)
+    if gathers or not thawed:
+        return unknown(
+            f"the buffers are still, with {gathers} all_gathers; a layer that is not frozen "
+            f"issues {thawed}",
+            evidence=evidence,
+        )
     return refuted(
         f"in {len(seen)} steps on all ranks no bit of the frozen buffers changes and the layer "
         f"issues {gathers} all_gathers",
@@ -125,16 +137,31 @@ def late_freeze_raises(t: Tables) -> Finding:
 
 
 def find_unused(t: Tables) -> Finding:
-    """With find_unused_parameters, are gradients equal and buffers still after a late freeze?"""
+    """With find_unused_parameters, are gradients equal and the layer still after a late freeze?"""
     arm = "freeze_late_find_unused"
     steps = _raised(t, arm)
     if steps:
         return refuted(f"forward raises at step {steps[0]}", evidence={"ranks_raised": len(steps)})
     places = moved(t, arm, since=1)
     equal = [same_digest(t, arm, "grad", s, "after_edit") for s in range(t.root_params["steps"])]
-    evidence = {"steps_equal": sum(equal), "steps": len(equal), "moments_changed": len(places)}
-    if all(equal) and not places:
+    # Frozen from the top of step 1 on: what step 0 left of weight and bias has to stay.
+    affine = {
+        t.value(arm, "affine.digest", step=s, phase="after_edit", rank=r) for r, s in cells(t, arm)
+    }
+    evidence = {
+        "steps_equal": sum(equal),
+        "steps": len(equal),
+        "moments_changed": len(places),
+        "affine_versions": len(affine),
+    }
+    if all(equal) and not places and len(affine) == 1:
         return holds(
-            f"equal gradients in all {len(equal)} steps, nothing raised", evidence=evidence
+            f"equal gradients in all {len(equal)} steps, nothing raised, the layer still from the "
+            "freeze on",
+            evidence=evidence,
         )
-    return refuted(f"gradients equal in {sum(equal)} of {len(equal)} steps", evidence=evidence)
+    moves = f"; the buffers move, first at {places[0]}" if places else ""
+    moves += f"; weight and bias take {len(affine)} values" if len(affine) > 1 else ""
+    return refuted(
+        f"gradients equal in {sum(equal)} of {len(equal)} steps{moves}", evidence=evidence
+    )
