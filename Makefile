@@ -99,7 +99,7 @@ test-gpu: $(READY)
 	$(RUN) only 'args*' pytest -m gpu
 
 bench: $(READY)
-	$(RUN) only 'args*' pytest -m benchmark --capture=no
+	$(RUN) only '' tests.benchmarks
 
 check: lint types layers test
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from collections.abc import Mapping
 from typing import Any
@@ -57,6 +58,8 @@ def _range(name: str, value: Any, rules: Mapping[str, Any]) -> list[str]:
         legal = ", ".join(map(str, rules["values"]))
         return [f"{name}={value} is not legal; legal: {legal}"]
     numbers = [item for item in listed if item is not None]
+    if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+        return [f"{name}={value} is not finite: type {name}=VALUE"]
     if low is not None and not all(number >= low for number in numbers):
         return [f"{name}={value} is too small: at least {low}"]
     if high is not None and not all(number <= high for number in numbers):

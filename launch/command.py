@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,17 +114,38 @@ def _one(config: Config) -> int:
         result = execute(config, engine)
     finally:
         engine.close()
-    terminal.verdict(out, config.scenario, result.verdict)
-    for note in result.notes:
-        out.print(f"note     {note}", markup=False, soft_wrap=True)
-    terminal.paths(out, result.layout)
-    if result.verdict.judge_errors:
-        out.print(f"trace    {result.layout.judge_errors}", markup=False, soft_wrap=True)
-    if config.json:
-        print(result.layout.verdict.read_text(encoding="utf-8"), end="")
-    elif config.quiet:
-        print(result.layout.verdict)
+    with printing():
+        terminal.verdict(out, config.scenario, result.verdict)
+        for note in result.notes:
+            out.print(f"note     {note}", markup=False, soft_wrap=True)
+        terminal.paths(out, result.layout)
+        if result.verdict.judge_errors:
+            out.print(f"trace    {result.layout.judge_errors}", markup=False, soft_wrap=True)
+        if config.json:
+            print(result.layout.verdict.read_text(encoding="utf-8"), end="")
+        elif config.quiet:
+            print(result.layout.verdict)
+        sys.stdout.flush()
     return result.verdict.conclusion.exit_code
+
+
+@contextlib.contextmanager
+def printing() -> Iterator[None]:
+    """Let no reader who went away, and no full disk behind the output, cost a run its verdict."""
+    try:
+        yield
+    except SystemExit:
+        pass  # rich's answer to a closed pipe
+    except BrokenPipeError:
+        _print_nowhere()
+    except OSError as error:
+        _print_nowhere()
+        with contextlib.suppress(OSError):
+            print(f"crossrank: cannot print: {error.strerror}", file=sys.stderr)
+
+
+def _print_nowhere() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def execute(config: Config, engine: Engine) -> Result:
@@ -136,10 +159,12 @@ def execute(config: Config, engine: Engine) -> Result:
     with terminal.bar(out) as show:
 
         def started(plan: Plan) -> None:
-            terminal.header(out, config.scenario, plan, where.notice)
-            if engine.name == "torchrun":
-                root = config.results.expanduser().absolute() / config.name / plan.run_id
-                out.print(shown(by_hand(config, plan, Layout(root))), markup=False, soft_wrap=True)
+            with printing():
+                terminal.header(out, config.scenario, plan, where.notice)
+                if engine.name == "torchrun":
+                    root = config.results.expanduser().absolute() / config.name / plan.run_id
+                    hand = shown(by_hand(config, plan, Layout(root)))
+                    out.print(hand, markup=False, soft_wrap=True)
 
         def changed(progress: Progress) -> None:
             show(progress.done, progress.total, progress.arm)
