@@ -263,8 +263,8 @@ def headline(found: Mapping[str, Finding]) -> str:
     return f"Not what is known of this failure: {order.reason}; {uneven.reason}; {cure.reason}."
 
 
-NO_REPEATS = ("reference_bf16", "reference_soft_rows")
-"""Autocast's floor is not one of permutations; the other shares that of `reference_soft`."""
+NO_REPEATS = ("reference_bf16", "reference_soft_bf16", "reference_soft_rows")
+"""Autocast's floor is not one of permutations; the last shares that of `reference_soft`."""
 
 
 def _arm(name: str, role: Role, about: str, **options: Any) -> Arm:
@@ -281,10 +281,10 @@ def _arm(name: str, role: Role, about: str, **options: Any) -> Arm:
 
 
 def _arms() -> tuple[Arm, ...]:
-    """Return a reference for each dtype and loss, and only those crossings that a claim needs.
+    """Return forms and label kinds, crossed with counts and dtypes, and a reference for each.
 
-    float64 decides, so float32 and bfloat16 cross with the counts and the remedy for one loss;
-    the forms and label kinds cross with the counts in float64.
+    The remedy is crossed with the dtypes for one loss; the other losses run in float64, which
+    decides.
     """
     one = "one process on the global batch"
     found = [
@@ -298,8 +298,17 @@ def _arms() -> tuple[Arm, ...]:
         )
     ]
     for suffix, dtype in DTYPES.items():
-        found.append(_arm(f"reference{suffix}", Role.REFERENCE, f"{one}, {dtype}", dtype=dtype))
-    for loss in ("soft", "soft_rows", "class_weights", "dice_loss"):
+        found += [
+            _arm(f"reference{suffix}", Role.REFERENCE, f"{one}, {dtype}", dtype=dtype),
+            _arm(
+                f"reference_soft{suffix}",
+                Role.REFERENCE,
+                f"{one}, soft, {dtype}",
+                loss="soft",
+                dtype=dtype,
+            ),
+        ]
+    for loss in ("soft_rows", "class_weights", "dice_loss"):
         found.append(_arm(f"reference_{loss}", Role.REFERENCE, f"{one}, {loss}", loss=loss))
     for suffix, dtype in DTYPES.items():
         found += [
@@ -330,8 +339,16 @@ def _arms() -> tuple[Arm, ...]:
         ("soft", "soft labels, mean over valid rows"),
     ):
         found += [
-            _arm(f"equal_{loss}", Role.CONTROL, f"{about}, equal", loss=loss, counts="equal"),
-            _arm(f"uneven_{loss}", Role.FAULTY, f"{about}, uneven", loss=loss),
+            _arm(
+                f"{counts}_{loss}{suffix}",
+                role,
+                f"{about}, {counts}, {dtype}",
+                loss=loss,
+                counts=counts,
+                dtype=dtype,
+            )
+            for suffix, dtype in DTYPES.items()
+            for counts, role in (("equal", Role.CONTROL), ("uneven", Role.FAULTY))
         ]
     found.append(
         _arm(

@@ -197,6 +197,15 @@ def test_a_rank_that_did_not_come_to_its_end_decides_nothing(run):
         assert "rank 1" in found[name].reason
 
 
+@pytest.mark.parametrize("phase", ["backward", "step"])
+def test_a_step_that_no_rank_recorded_is_not_agreement(run, phase):
+    streams = run.streams()
+    for rank, stream in streams["equal"].items():
+        rows = [r for r in stream.rows if not (r.step == 3 and r.phase == phase)]
+        streams["equal"][rank] = dataclasses.replace(stream, rows=rows)
+    assert outcome(run, "ranks_differ", streams) == "unknown"
+
+
 def test_a_step_that_one_rank_did_not_record_is_not_agreement(run):
     streams = run.streams()
     rows = [r for r in streams["equal"][1].rows if not (r.step == 3 and r.phase == "step")]
@@ -248,7 +257,10 @@ def test_ranks_differ_holds_on_one_bit_and_names_the_place(run):
     assert found.effect == 1.0
 
 
-@pytest.mark.parametrize("arm", ["equal", "equal_fp32", "equal_bf16", "equal_log_softmax"])
+@pytest.mark.parametrize(
+    "arm",
+    ["equal", "equal_fp32", "equal_bf16", "equal_log_softmax", "equal_log_of_softmax_fp32"],
+)
 def test_order_bias_is_not_refuted_by_a_faulty_arm(run, arm):
     streams = run.streams()
     run.tensors_of(streams, arm, arm.replace("equal", "uneven"))
@@ -301,7 +313,15 @@ def test_hard_labels_holds_where_soft_labels_have_no_gap(run):
 
 
 @pytest.mark.parametrize(
-    ("arm", "like"), [("uneven", "equal"), ("uneven_soft_rows", "uneven_soft")]
+    ("arm", "like"),
+    [
+        ("uneven", "equal"),
+        ("uneven_soft_rows", "uneven_soft"),
+        ("equal_soft", "uneven_soft"),
+        ("equal", "uneven"),
+        ("uneven_soft_fp32", "equal_soft_fp32"),
+        ("uneven_soft_bf16", "equal_soft_bf16"),
+    ],
 )
 def test_hard_labels_is_unknown_without_its_controls(run, arm, like):
     streams = run.streams()
@@ -311,11 +331,15 @@ def test_hard_labels_is_unknown_without_its_controls(run, arm, like):
 
 @pytest.mark.parametrize(("floors", "expected"), [(2, "refuted"), (20, "unknown"), (200, "holds")])
 @pytest.mark.parametrize("counts", ["equal", "uneven"])
-def test_form_of_the_loss_by_size(run, counts, floors, expected):
+@pytest.mark.parametrize(("suffix", "dtype"), [("", "float64"), ("_fp32", "float32")])
+def test_form_of_the_loss_by_size(run, suffix, dtype, counts, floors, expected):
     streams = run.streams()
-    gap = floors * floor_of(run, "form_of_the_loss")
-    run.scaled(streams, f"{counts}_log_of_softmax", counts, "params", gap)
-    assert outcome(run, "form_of_the_loss", streams) == expected
+    floor = max(
+        Tables(run.plan, streams).permuted(f"reference{suffix}", "params", step=STEPS, phase="step")
+    )
+    to = f"{counts}{suffix}"
+    run.scaled(streams, f"{counts}_log_of_softmax{suffix}", to, "params", floors * floor)
+    assert outcome(run, "form_of_the_loss", streams) == expected, dtype
 
 
 def test_uneven_counts_is_refuted_where_there_is_no_gap(run):
@@ -361,15 +385,61 @@ def test_dice_gap_is_unknown_where_the_parameters_have_no_gap(run):
     assert "no gap that could reach Dice" in found.reason
 
 
-def test_parameters_that_are_not_numbers_are_a_fault_of_their_form(run):
+@pytest.mark.parametrize(
+    ("claim", "arm", "to"),
+    [
+        ("form_of_the_loss", "uneven_log_of_softmax", "uneven"),
+        ("order_bias", "equal", "reference"),
+        ("hard_labels", "uneven_soft", "reference_soft"),
+        ("uneven_counts", "uneven", "reference"),
+        ("dice_loss", "dice_loss", "reference_dice_loss"),
+        ("class_weights", "class_weights_fixed", "reference_class_weights"),
+    ],
+)
+def test_parameters_that_are_not_numbers_are_neither_rounding_nor_a_gap(run, claim, arm, to):
     streams = run.streams()
-    run.scaled(streams, "uneven_log_of_softmax", "uneven", "params", math.nan)
-    found = run.finding("form_of_the_loss", streams)
-    assert found.outcome is Outcome.HOLDS
-    assert math.isnan(found.effect)
+    run.scaled(streams, arm, to, "params", math.nan)
+    found = run.finding(claim, streams)
+    assert found.outcome is Outcome.UNKNOWN
+    assert arm in found.reason
+    assert "scenario.lr=0.5" in found.reason
+
+
+def test_equal_bits_of_gradients_that_are_not_finite_are_no_agreement(run):
     streams = run.streams()
-    run.scaled(streams, "equal", "reference", "params", math.nan)
-    assert outcome(run, "order_bias", streams) == "holds"
+    run.logged(
+        streams,
+        "fixed",
+        lambda row: {"grad.nonfinite": 1} if row.step == 3 and "grad.digest" in row.metrics else {},
+    )
+    found = run.finding("ranks_differ", streams)
+    assert found.outcome is Outcome.UNKNOWN
+    assert "grad is not finite at step 3" in found.reason
+
+
+def test_a_rank_without_a_valid_label_turns_no_finding_over(tmp_path):
+    run = Run(
+        reproduce(tmp_path, "scenario.batch=8", "gpus=4", "scenario.imbalance=0.75"), tmp_path
+    )
+    found = run.judged(run.streams())
+    assert found["uneven_counts"].evidence["valid labels by rank"] == "[2, 1, 1, 0]"
+    for name, finding in found.items():
+        assert finding.outcome in (Outcome.UNKNOWN, EXPECTED[name]), (name, finding.reason)
+
+
+def test_without_training_the_learning_rate_is_named(tmp_path):
+    run = Run(reproduce(tmp_path, "scenario.lr=0"), tmp_path)
+    found = run.judged(run.streams())
+    for name in ("order_bias", "uneven_counts", "form_of_the_loss", "global_count"):
+        assert found[name].outcome is Outcome.UNKNOWN
+        assert "scenario.lr=0" in found[name].reason
+
+
+def test_unequal_rows_are_no_control_for_the_mean_over_rows(run):
+    plan = dataclasses.replace(run.plan, params={**run.plan.params, "batch": 481})
+    found = run.judged(run.streams(), plan)["hard_labels"]
+    assert found.outcome is Outcome.UNKNOWN
+    assert "scenario.batch=482" in found.reason
 
 
 def test_the_worst_rank_counts(run):
@@ -595,9 +665,10 @@ def test_listing_and_judging_need_no_torch():
 
 def test_the_axes_of_the_report_are_all_there():
     arms = [arm for arm in drift.SCENARIO.arms if arm.ranks is None]
-    crossed = {(arm["loss"], arm["counts"]) for arm in arms}
+    crossed = {(arm["loss"], arm["counts"], arm["dtype"]) for arm in arms}
     for loss in ("cross_entropy", "log_softmax", "log_of_softmax", "soft"):
-        assert {(loss, "equal"), (loss, "uneven")} <= crossed
+        for dtype in ("float64", "float32", "bfloat16"):
+            assert {(loss, "equal", dtype), (loss, "uneven", dtype)} <= crossed
     for counts, divisor in (("equal", "rank"), ("uneven", "rank"), ("uneven", "all ranks")):
         dtypes = {
             arm["dtype"] for arm in arms if (arm["counts"], arm["divisor"]) == (counts, divisor)

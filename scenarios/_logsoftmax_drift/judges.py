@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 L2 = "relative L2 distance of the parameters to one process"
 DTYPES = {"": "float64", "_fp32": "float32", "_bf16": "bfloat16"}
 """Suffix of an arm's name -> dtype; the first decides."""
+FORMS = ("log_softmax", "log_of_softmax")
+"""Ways of writing cross_entropy by hand."""
 
 
 def marks(steps: int) -> list[int]:
@@ -35,28 +37,44 @@ def last(t: Tables) -> int:
 
 
 def gap(t: Tables, arm: str, to: str, step: int | None = None, *, reference: str = "") -> Effect:
-    """Return how far the parameters of an arm's worst rank are from `to`, beside the floor."""
+    """Return how far the parameters of an arm's worst rank are from `to`, beside the floor.
+
+    Raises:
+        MissingRecord: if either did not stay finite: that is neither rounding nor a gap.
+    """
     step = last(t) if step is None else step
     t.require(arm, to)
     distances = [
         t.distance(arm, to, "params", step=step, phase="step", rank=rank) for rank in t.ranks(arm)
     ]
-    return Effect(
-        value=max(distances, key=lambda d: (d != d, d)),
-        floor=floor(t, reference or to, step),
-    )
+    if not all(map(math.isfinite, distances)):
+        raise MissingRecord(
+            f"the parameters of {arm} or {to} are not finite at step {step} (valid labels "
+            f"{shares(t, arm)}): {settings(t, 'lr', 'batch', 'imbalance')}"
+        )
+    return Effect(value=max(distances), floor=floor(t, reference or to, step))
+
+
+def settings(t: Tables, *names: str) -> str:
+    """Return parameters as they would be typed."""
+    return ", ".join(f"scenario.{name}={t.root_params[name]}" for name in names)
 
 
 def floor(t: Tables, reference: str, step: int) -> Floor:
     """Return what permuted rows move; under autocast, what one process loses to bfloat16."""
-    if reference == "reference_bf16":
-        return dtype_floor(t.distance(reference, "reference", "params", step=step, phase="step"))
-    return permutation_floor(t.permuted(reference, "params", step=step, phase="step"))
+    wide = reference.removesuffix("_bf16")
+    try:
+        if reference != wide:
+            return dtype_floor(t.distance(reference, wide, "params", step=step, phase="step"))
+        return permutation_floor(t.permuted(reference, "params", step=step, phase="step"))
+    except MissingRecord as error:
+        named = settings(t, "permutations", "lr", "batch")
+        raise MissingRecord(f"{reference}, step {step}: {error} ({named})") from None
 
 
 def largest(effects: Iterable[Effect]) -> Effect:
-    """Return the effect of most floors; one that is not a number outdoes all others."""
-    return max(effects, key=lambda effect: (math.isnan(effect.value), effect.multiple))
+    """Return the effect of most floors."""
+    return max(effects, key=lambda effect: effect.multiple)
 
 
 def numbers(effect: Effect, unit: str = L2, /, **evidence: Any) -> dict[str, Any]:
@@ -98,10 +116,16 @@ def judge_ranks_differ(t: Tables) -> Finding:
     """Compare the digests of gradients and parameters between ranks, at every step: exact."""
     arms = [arm.name for arm in t.plan.arms if arm.ranks > 1]
     t.require(*arms)
-    found = {}
+    found = {arm: t.first_divergence(arm, metrics=("grad.digest", "params.digest")) for arm in arms}
     for arm in arms:
-        t.value(arm, "params.digest", step=last(t), phase="step")
-        found[arm] = t.first_divergence(arm, metrics=("grad.digest", "params.digest"))
+        for step in range(1, last(t) + 1):
+            for name, phase in (("grad", "backward"), ("params", "step")):
+                t.value(arm, f"{name}.digest", step=step, phase=phase)
+                if t.value(arm, f"{name}.nonfinite", step=step, phase=phase):
+                    raise MissingRecord(
+                        f"arm {arm}: {name} is not finite at step {step}, and any order of an "
+                        f"all-reduce gives that: {settings(t, 'lr', 'batch', 'imbalance')}"
+                    )
     apart = {arm: where for arm, where in found.items() if where}
     exact: dict[str, Any] = {
         "effect": float(len(apart)),
@@ -125,8 +149,11 @@ def judge_ranks_differ(t: Tables) -> Finding:
 def judge_order_bias(t: Tables) -> Finding:
     """Follow the gap of the arms with equal counts over the steps, in every dtype and form."""
     each = equal_shares(t)
-    pairs = {f"equal{suffix}": f"reference{suffix}" for suffix in DTYPES}
-    pairs |= {"equal_log_softmax": "reference", "equal_log_of_softmax": "reference"}
+    pairs = {
+        f"equal{form}{suffix}": f"reference{suffix}"
+        for form in ("", *(f"_{form}" for form in FORMS))
+        for suffix in DTYPES
+    }
     curves = {
         arm: {step: gap(t, arm, to, step) for step in marks(last(t))} for arm, to in pairs.items()
     }
@@ -179,25 +206,35 @@ def judge_rounding_scales(t: Tables) -> Finding:
 def judge_hard_labels(t: Tables) -> Finding:
     """Ask whether soft labels are free of the gap that hard labels show with uneven counts."""
     counts = uneven_shares(t)
+    world, batch = len(counts), t.root_params["batch"]
+    if batch % world:
+        raise MissingRecord(
+            f"scenario.batch={batch} gives {world} ranks unequal rows, so that the mean over all "
+            f"rows is no control; type scenario.batch={world * -(-batch // world)}"
+        )
     hard, soft = gap(t, "uneven", "reference"), gap(t, "uneven_soft", "reference_soft")
     even = gap(t, "equal", "reference"), gap(t, "equal_soft", "reference_soft")
     # Dividing by all rows halves the step and no more: the floor of the same loss serves both.
     rows = gap(t, "uneven_soft_rows", "reference_soft_rows", reference="reference_soft")
+    stays, in_dtypes = _stays(t, "uneven_soft", "reference_soft", soft)
     fields = numbers(
         soft,
+        **{f"soft_labels_uneven_{dtype}": value for dtype, value in in_dtypes.items()},
         hard_labels_uneven=hard.value,
         hard_labels_equal=even[0].value,
         soft_labels_equal=even[1].value,
         soft_labels_divided_by_rows_uneven=rows.value,
         valid_labels_by_rank=str(counts),
     )
-    if hard.fault and soft.fault and rows.clean:
+    clean = rows.clean and even[0].clean and even[1].clean
+    if hard.fault and soft.fault and clean and stays:
         return refuted(
-            f"soft labels over valid rows: {soft}, hard labels {hard.value:.2g}; soft labels only "
-            f"look innocent where cross_entropy divides them by all rows, equal on ranks ({rows})",
+            f"soft labels over valid rows: {soft}, in every dtype, hard labels {hard.value:.2g}; "
+            "soft labels only look innocent where cross_entropy divides them by all rows, equal on "
+            f"ranks ({rows})",
             **fields,
         )
-    if hard.fault and soft.clean:
+    if hard.fault and soft.clean and even[0].clean:
         return holds(f"hard labels: {hard}; soft labels: {soft}", **fields)
     return unknown(f"hard {hard}, soft {soft}, soft over all rows {rows}", **fields)
 
@@ -205,16 +242,19 @@ def judge_hard_labels(t: Tables) -> Finding:
 def judge_form(t: Tables) -> Finding:
     """Compare each way of writing the loss with cross_entropy, on the same ranks and counts."""
     effects = {
-        f"{counts}_{form}": gap(t, f"{counts}_{form}", counts, reference="reference")
+        f"{counts}_{form}{suffix}": gap(
+            t, f"{counts}_{form}{suffix}", f"{counts}{suffix}", reference=f"reference{suffix}"
+        )
         for counts in ("equal", "uneven")
-        for form in ("log_softmax", "log_of_softmax")
+        for form in FORMS
+        for suffix in DTYPES
     }
     worst = largest(effects.values())
     fields = numbers(worst, **{name: effect.value for name, effect in effects.items()})
     if all(effect.clean for effect in effects.values()):
         return refuted(
             f"log_softmax + nll_loss and log(softmax) + nll_loss end within {worst} of "
-            "cross_entropy, with equal and with uneven counts",
+            "cross_entropy, with equal and with uneven counts, in every dtype",
             **fields,
         )
     if worst.fault:
@@ -225,21 +265,17 @@ def judge_form(t: Tables) -> Finding:
 def judge_uneven(t: Tables) -> Finding:
     """Ask whether uneven counts leave a gap that neither float64 nor float32 nor autocast moves."""
     counts = uneven_shares(t)
-    gaps = {
-        dtype: gap(t, f"uneven{suffix}", f"reference{suffix}") for suffix, dtype in DTYPES.items()
-    }
-    end, start = gaps["float64"], gap(t, "uneven", "reference", 1)
-    scaling = Scaling(coarse=gaps["float32"].value, fine=end.value)
-    autocast = gaps["bfloat16"]
-    moved = Effect(value=abs(autocast.value - end.value), floor=autocast.floor)
+    end, start = gap(t, "uneven", "reference"), gap(t, "uneven", "reference", 1)
+    stays, gaps = _stays(t, "uneven", "reference", end)
+    ratio = gaps["float32"] / end.value if end.value else math.inf
     gradient = t.distance("uneven", "reference", "grad", step=1, phase="backward")
     fields = numbers(
         end,
         valid_labels_by_rank=str(counts),
         gradient_at_step_1=gradient,
-        parameters_at_the_end_float32=gaps["float32"].value,
-        parameters_at_the_end_bfloat16=autocast.value,
-        float32_over_float64=scaling.ratio,
+        parameters_at_the_end_float32=gaps["float32"],
+        parameters_at_the_end_bfloat16=gaps["bfloat16"],
+        float32_over_float64=ratio,
         **{
             f"parameters_at_step_{step}": gap(t, "uneven", "reference", step).value
             for step in marks(last(t))
@@ -249,19 +285,27 @@ def judge_uneven(t: Tables) -> Finding:
         f"valid labels {counts}: gradient off by {gradient:.2g} at step 1, parameters by "
         f"{start.value:.2g} at step 1 and {end} at step {last(t)}"
     )
-    if end.fault and scaling.stays and moved.clean:
+    if end.fault and stays:
         return holds(
-            f"{text}; float32 gives {scaling.ratio:.4f} times that, bfloat16 autocast "
-            f"{autocast.value:.2g}",
+            f"{text}; float32 gives {ratio:.4f} times that, bfloat16 autocast "
+            f"{gaps['bfloat16']:.2g}",
             **fields,
         )
     if end.clean:
         return refuted(text, **fields)
     return unknown(
-        f"{text}; float32 gives {scaling.ratio:.4f} times that, autocast {autocast.value:.2g}: "
-        "not the same in every dtype, or between rounding and a fault",
+        f"{text}; float32 gives {ratio:.4f} times that, autocast {gaps['bfloat16']:.2g}: not the "
+        f"same in every dtype, or between rounding and a fault ({settings(t, 'lr', 'steps')})",
         **fields,
     )
+
+
+def _stays(t: Tables, arm: str, to: str, fine: Effect) -> tuple[bool, dict[str, float]]:
+    """Say whether a gap is the same in every dtype; returns it in the coarser ones, too."""
+    single, autocast = (gap(t, arm + suffix, to + suffix) for suffix in ("_fp32", "_bf16"))
+    moved = Effect(value=abs(autocast.value - fine.value), floor=autocast.floor)
+    stays = Scaling(coarse=single.value, fine=fine.value).stays and moved.clean
+    return stays, {"float32": single.value, "bfloat16": autocast.value}
 
 
 def judge_dice(t: Tables) -> Finding:
@@ -284,6 +328,7 @@ def judge_dice(t: Tables) -> Finding:
         Dice_of_one_process=t.last("reference", "dice"),
         soft_Dice_signed=signed,
         Dice_signed=hard,
+        soft_Dice_signed_at_step_1=_dice_at(t, "uneven", 1) - _dice_at(t, "reference", 1),
         Dice_signed_fixed=t.last("fixed", "dice") - t.last("reference", "dice"),
         soft_Dice_signed_fixed=t.last("fixed", "dice_soft") - base,
         **{
@@ -303,6 +348,10 @@ def judge_dice(t: Tables) -> Finding:
     if effect.fault:
         return holds(text, **fields)
     return refuted(text, **fields) if effect.clean else unknown(text, **fields)
+
+
+def _dice_at(t: Tables, arm: str, step: int) -> float:
+    return float(t.value(arm, "dice_soft", step=step, phase="eval"))
 
 
 def judge_metric(t: Tables) -> Finding:
