@@ -8,7 +8,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +22,10 @@ from launch import arguments as words
 from launch import config as configuration
 from launch.config import Config
 from launch.engine import Engine, Progress
+from launch.points import Point
 from launch.reproduce import Result, engine_for, make_plan, place, reproduce
 from launch.torchrun import command as torchrun_command
 from launch.torchrun import shown
-
-
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """One composed configuration, or why it was refused."""
-
-    overrides: tuple[str, ...]
-    config: Config | None
-    error: HarnessError | None = None
 
 
 def run(arguments: Sequence[str]) -> int:

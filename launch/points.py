@@ -1,4 +1,4 @@
-"""What became of the points of a sweep, and which of them were run before."""
+"""The points of a sweep: what was composed, what became of it, and which were run before."""
 
 from __future__ import annotations
 
@@ -18,6 +18,15 @@ from launch.runs import read_json
 INTERRUPTED = "interrupted"
 NOT_RUN = "not run"
 Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One composed configuration, or why it was refused."""
+
+    overrides: tuple[str, ...]
+    config: Config | None
+    error: HarnessError | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

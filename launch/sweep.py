@@ -25,11 +25,10 @@ from harness.plan import Layout
 from harness.report import terminal
 from harness.verdict import strict
 from launch import devices, sweep_tables
-from launch.command import Point
 from launch.config import Config
 from launch.devices import Place
 from launch.engine import Engine, Progress
-from launch.points import INTERRUPTED, NOT_RUN, Clock, Done, Finished, exit_code, measured
+from launch.points import INTERRUPTED, NOT_RUN, Clock, Done, Finished, Point, exit_code, measured
 from launch.reproduce import engine_for, point_key, reproduce
 
 LOOKS = ("dry_run", "quiet", "json", "results")

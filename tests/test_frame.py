@@ -56,7 +56,9 @@ def make(
     write_text(layout.plan, plan.to_json())
     for arm, ranks in arms.items():
         for rank, records in enumerate(ranks):
-            header = record.Header(run=run, scenario=scenario, arm=arm, rank=rank, world_size=2)
+            header = record.Header(
+                run=run, scenario=scenario, arm=arm, rank=rank, world_size=len(ranks)
+            )
             writer = record.Writer(layout, header)
             for repeat, step, phase, metrics in records:
                 writer.write(metrics, repeat=repeat, step=step, phase=phase)
