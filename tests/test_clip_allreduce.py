@@ -253,6 +253,7 @@ CASES: list[Case] = [
         lambda r: r.put("rank0", derived("collectives", lambda count: count + 1, "collectives"), 0),
     ),
     ("lone_call_hangs_ddp", "unknown", lambda r: r.put("rank0", every(collectives=0))),
+    ("lone_call_hangs_ddp", "unknown", lambda r: r.copy("after", "rank0")),
     ("lone_call_is_harmless_under_ddp", "holds", lambda r: r.copy("after", "rank0")),
     ("lone_call_is_harmless_under_ddp", "unknown", lambda r: r.copy("rank0", "after")),
     (
@@ -260,11 +261,17 @@ CASES: list[Case] = [
         "unknown",
         lambda r: r.put("trained_alone", every(norm=0.05)),
     ),
+    ("lone_call_hangs_when_sharded", "unknown", lambda r: r.put("alone", every(seconds=0.01))),
     ("lone_call_hangs_when_sharded", "refuted", lambda r: r.put("alone", every(raised=""))),
     ("lone_call_hangs_when_sharded", "unknown", lambda r: r.put("alone", at("fsdp1", raised=""))),
     ("lone_call_hangs_when_sharded", "unknown", lambda r: r.put("alone", at("fsdp1", called=True))),
     ("lone_call_hangs_when_sharded", "unknown", lambda r: r.lose("fsdp2")),
     ("inf_norm_works_where_l2_does", "holds", lambda r: r.put("alone", at("empty", raised=""))),
+    (
+        "inf_norm_works_where_l2_does",
+        "unknown",
+        lambda r: r.put("alone", at("empty L2", raised="no"), 1),
+    ),
     (
         "inf_norm_works_where_l2_does",
         "unknown",
@@ -368,6 +375,28 @@ def test_an_effect_counts_by_its_multiple_of_the_floor(
     finding = run.finding(claim)
     assert finding.outcome.value == outcome
     assert finding.multiple == pytest.approx(floors, rel=0.05)
+
+
+def test_weights_that_never_move_say_nothing_about_a_lone_call(tmp_path: Path) -> None:
+    layout = reproduce(tmp_path, "scenario.lr=0", "scenario.permutations=1")
+    found = {f["claim"]: f for f in json.loads(layout.verdict.read_text("utf-8"))["findings"]}
+    assert found["lone_call_is_harmless_under_ddp"]["outcome"] == "unknown"
+    assert "scenario.lr=0" in found["lone_call_is_harmless_under_ddp"]["reason"]
+    assert "scenario.permutations=1" in found["by_hand_first"]["reason"]
+
+
+def test_norms_that_were_left_out_are_named(run: Run) -> None:
+    run.put("hsdp", at("inf", skipped="a rank holds an empty shard"))
+    finding = run.finding("sharded_norm_is_one_all_reduce")
+    assert "inf left out in hsdp" in finding.reason
+
+
+def test_a_value_clip_that_clips_nothing_is_not_said_to_turn_the_gradient(run: Run) -> None:
+    assert "turns" in run.finding("value_clip_saves_traffic").reason
+    tables = Tables(run.plan, run.streams)
+    same = tables.snapshot("one_process", "grad", step=1, phase="L2")
+    run.edit("one_process", "value", lambda values: 2 * same)
+    assert "turns" not in run.finding("value_clip_saves_traffic").reason
 
 
 def test_too_few_permutations_decide_nothing(run: Run) -> None:

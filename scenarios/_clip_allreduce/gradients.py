@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from harness.floor import Size, permutation_floor
+from harness.floor import Size
 from harness.scenario import Finding, holds, refuted, unknown
 from harness.tables import Tables
 from scenarios._clip_allreduce.records import (
@@ -19,6 +19,7 @@ from scenarios._clip_allreduce.records import (
     check_clipped,
     cosine_between,
     counted,
+    floor_of,
     order_gap,
     skipped,
     traffic_gap,
@@ -57,7 +58,7 @@ def shard_norm_is_sqrt_n_smaller(t: Tables) -> Finding:
     arm = "fsdp2_shards"
     local = [float(n) for n in counted(t, arm, ["L2"], "norm")]
     full = float(t.value("one_process", "full_norm", step=1, phase="L2"))
-    floor = permutation_floor(t.permuted("one_process", "grad", step=1, phase="L2"))
+    floor = floor_of(t, "one_process", step=1, phase="L2")
     mean = math.sqrt(sum(norm**2 for norm in local) / len(local))
     effect = abs(mean * math.sqrt(len(local)) / full - 1)
     evidence = {
@@ -110,7 +111,7 @@ def one_call_takes_both_kinds(t: Tables) -> Finding:
 def returned_norm_can_be_logged(t: Tables) -> Finding:
     """Compare the norm each rank would print with the model's."""
     t.require("fsdp2", "one_process")
-    floor = permutation_floor(t.permuted("one_process", "grad", step=1, phase="L2"))
+    floor = floor_of(t, "one_process", step=1, phase="L2")
     errors = {}
     for norm in ORDERED:
         if skipped(t, "fsdp2", norm):

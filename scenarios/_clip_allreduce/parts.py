@@ -125,13 +125,14 @@ def train(rank: Rank, arm: Arm, p: Any, step: Step, hook: Hook) -> None:
         return _loss(wrapped, features[rows], targets[rows], weight)
 
     halves = [lambda: loss(slice(None, half)), lambda: loss(slice(half, None))]
+    rank.digest(step=0, phase="start", weights=_flat(model))
     for number in range(p.steps):
         with count_collectives() as calls:
             norm = step(arm["how"], wrapped, halves, optimizer, p.bound, rank.rank)
         with torch.no_grad():
             after = _loss(model, features, targets, weight)
         rank.log(step=number, loss=after, norm=norm, collectives=calls.count())
-        weights = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+        weights = _flat(model)
         rank.digest(step=number, weights=weights)
         if number == 0:
             rank.snapshot(step=0, grad=_gathered(model, weights.numel()))
@@ -149,6 +150,7 @@ def call_alone(rank: Rank, p: Any, clip: Clip) -> None:
     cases = {
         "fsdp2": (HIDDEN, "L2", True),
         "fsdp1": (HIDDEN, "L2", True),
+        "empty L2": (1, "L2", False),
         "empty": (1, "inf", False),
     }
     for number, (case, (rows, norm, lone)) in enumerate(cases.items()):
@@ -162,8 +164,11 @@ def call_alone(rank: Rank, p: Any, clip: Clip) -> None:
             fully_shard(model, mesh=mesh)
         model(torch.ones(2, FEATURES, device=rank.device)).sum().backward()
         called, raised = rank.rank == 0 or not lone, ""
-        # Set only now: the passes above may take as long as a loaded machine needs.
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=p.hang_timeout_s), group)
+        # Set only now, and not where all ranks call: those may take as long as a loaded machine
+        # needs.
+        if case != "empty L2":
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=p.hang_timeout_s), group)
+        begin = time.perf_counter()
         with count_collectives() as calls:
             try:
                 if called:
@@ -177,6 +182,7 @@ def call_alone(rank: Rank, p: Any, clip: Clip) -> None:
             called=called,
             raised=raised,
             waited=calls.count(),
+            seconds=time.perf_counter() - begin,
             timeout_s=p.hang_timeout_s,
         )
         dist.barrier(meeting)
@@ -200,6 +206,7 @@ def measure_time(rank: Rank, arm: Arm, p: Any) -> None:
                 clip_collectives=calls.count(),
                 parameters=parameters,
             )
+    optimizer = torch.optim.SGD(model.parameters(), lr=p.lr)
     # The method of FSDP1 has no such switch.
     modes = ("foreach",) if arm["wrap"] == "fsdp1" else ("foreach", "loop")
     # Only DDP's time decides a claim; the more steps, the less a busy machine widens its interval.
@@ -216,12 +223,16 @@ def measure_time(rank: Rank, arm: Arm, p: Any) -> None:
             _clip_timed(model, p.bound, foreach=mode == "foreach")
             _finish(rank.device)
             end = time.perf_counter()
+            optimizer.step()
+            _finish(rank.device)
+            done = time.perf_counter()
             rank.log(
                 step=number,
                 phase=mode,
                 forward_s=start - begin,
                 backward_s=middle - start,
                 clip_s=end - middle,
+                optimizer_s=done - end,
             )
 
 
@@ -281,6 +292,10 @@ def _gathered(model: nn.Module, numel: int) -> torch.Tensor:
     gradient = torch.cat(parts)
     assert gradient.numel() == numel
     return gradient
+
+
+def _flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
 
 
 def _gradient(parameter: nn.Parameter) -> torch.Tensor:

@@ -41,12 +41,23 @@ def order_gap(t: Tables, arm: str) -> Gap:
 
 def _distance(t: Tables, arm: str, to: str, *, step: int, phase: str) -> Gap:
     t.require(arm, to)
-    floor = permutation_floor(t.permuted(to, "grad", step=step, phase=phase))
+    floor = floor_of(t, to, step=step, phase=phase)
     distances = [
         t.distance(arm, to, "grad", step=step, phase=phase, rank=rank) for rank in t.ranks(arm)
     ]
     effect = max(distances) if all(map(math.isfinite, distances)) else math.inf
     return Gap(effect=effect, floor=floor, size=floor.size(effect))
+
+
+def floor_of(t: Tables, to: str, *, step: int, phase: str) -> Floor:
+    """Return what permuted rows and elements move in the gradient of one process."""
+    try:
+        return permutation_floor(t.permuted(to, "grad", step=step, phase=phase))
+    except MissingRecord as error:
+        p = t.root_params
+        raise MissingRecord(
+            f"{error} (scenario.permutations={p['permutations']}, scenario.batch={p['batch']})"
+        ) from None
 
 
 def counted(t: Tables, arm: str, norms: Iterable[str], metric: str) -> list[Any]:

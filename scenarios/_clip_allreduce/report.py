@@ -116,6 +116,7 @@ def norm_choice_changes_direction(t: Tables) -> Finding:
 
 def l2_cuts_a_spike_harder(t: Tables) -> Finding:
     """Compare what L1 and L2 leave of a spike at the same bound."""
+    t.require("report")
     left = {
         norm: [float(t.value("report", "spike", step=s, phase=norm)) for s in range(len(SPIKES))]
         for norm in ("L1", "L2")
@@ -143,6 +144,7 @@ def l2_cuts_a_spike_harder(t: Tables) -> Finding:
 
 def below_the_bound_is_untouched(t: Tables) -> Finding:
     """See what is left of a tiny gradient below its bound."""
+    t.require("report")
     left = float(t.value("report", "left", step=0, phase="tiny"))
     shrunk = abs(left / TINY - 1)
     numbers: dict[str, Any] = {

@@ -95,6 +95,8 @@ def value_clip_saves_traffic(t: Tables) -> Finding:
     }
     if saved > 0:
         return holds(f"{saved} collectives fewer a step", **numbers)
+    if turned > 1 - 1e-6:
+        return refuted("nothing to save under DDP", **numbers)
     return refuted(
         f"nothing to save under DDP, and the gradient turns: its cosine to what it was is "
         f"{turned:.2f}, while a norm clip keeps the direction",
@@ -124,9 +126,11 @@ def sharded_norm_is_one_all_reduce(t: Tables) -> Finding:
     numbers: dict[str, Any] = {"effect": float(most), "unit": "bytes a call", "evidence": evidence}
     if not right:
         return refuted("another number of collectives than one all-reduce", **numbers)
+    without = [arm for arm in SHARDED if any(skipped(t, arm, norm) for norm in ORDERED)]
+    left_out = f" (inf left out in {', '.join(without)}: an empty shard)" if without else ""
     return holds(
-        f"exactly one all-reduce of at most {most} bytes for L1, L2 and inf, under FSDP1, "
-        f"fully_shard, HSDP and mixtures; clipping layer by layer takes "
+        f"exactly one all-reduce of at most {most} bytes for L1, L2 and inf{left_out}, under "
+        "FSDP1, fully_shard, HSDP and mixtures; clipping layer by layer takes "
         f"{evidence['fsdp2_by_layer']} for {evidence['parameter_tensors']} parameters",
         **numbers,
     )
@@ -177,7 +181,7 @@ def clip_takes_as_long_as_backward(t: Tables) -> Finding:
             name = f"{arm.removeprefix('timed_')}_{mode}"
             evidence[name] = (
                 f"{slowest.median:.1%} ({slowest.low:.1%} to {slowest.high:.1%}), "
-                f"{slowest.of_step:.1%} of forward + backward + clip, {slowest.clip_us:.0f} us"
+                f"{slowest.of_step:.1%} of the whole step, {slowest.clip_us:.0f} us"
             )
             shares += by_rank if arm == "timed_ddp" else []
     steps = len(t.series("timed_ddp", "clip_s", phase="foreach"))
@@ -190,7 +194,11 @@ def clip_takes_as_long_as_backward(t: Tables) -> Finding:
     }
     if steps < FEWEST_STEPS:
         return unknown(f"{steps} timed steps give no interval, it takes {FEWEST_STEPS}", **numbers)
-    text = f"a median of {worst:.1%} of backward, its all-reduce and the clip, on the slowest rank"
+    step = max(share.of_step for share in shares)
+    text = (
+        f"a median of {worst:.1%} of backward, its all-reduce and the clip, on the slowest rank; "
+        f"{step:.1%} of the step (forward, backward, clip, optimizer)"
+    )
     if all(share.high < HALF for share in shares):
         return refuted(text, **numbers)
     if all(share.low > HALF for share in shares):
@@ -206,15 +214,15 @@ class Share:
     median: float
     high: float
     of_step: float
-    """Median of clip over forward + backward + clip."""
+    """Median of clip over forward + backward + clip + optimizer."""
     clip_us: float
     """Median, microseconds."""
 
 
 def _share(t: Tables, arm: str, mode: str, rank: int) -> Share:
-    forward, backward, clip = (
+    forward, backward, clip, optimizer = (
         t.series(arm, metric, phase=mode, rank=rank)
-        for metric in ("forward_s", "backward_s", "clip_s")
+        for metric in ("forward_s", "backward_s", "clip_s", "optimizer_s")
     )
     shares = sorted(clip[step] / (clip[step] + backward[step]) for step in clip)
     count = len(shares)
@@ -225,7 +233,8 @@ def _share(t: Tables, arm: str, mode: str, rank: int) -> Share:
         median=shares[count // 2],
         high=shares[min(count - 1, math.ceil(count / 2 + reach))],
         of_step=statistics.median(
-            clip[step] / (clip[step] + backward[step] + forward[step]) for step in clip
+            clip[step] / (clip[step] + backward[step] + forward[step] + optimizer[step])
+            for step in clip
         ),
         clip_us=1e6 * statistics.median(clip.values()),
     )
