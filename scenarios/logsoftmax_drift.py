@@ -260,6 +260,10 @@ def headline(found: Mapping[str, Finding]) -> str:
             f"N ranks and one process agree to rounding ({order.effect:.1e}) where every rank has "
             f"as many valid labels; unevenness was not decided: {uneven.reason}."
         )
+    if Outcome.UNKNOWN in (order.outcome, uneven.outcome, cure.outcome):
+        words = ("the all-reduce order", order), ("uneven counts", uneven), ("the remedy", cure)
+        told = (f"{about}: {item.outcome.value}, {item.reason}" for about, item in words)
+        return f"Not all decided. {'; '.join(told)}."
     return f"Not what is known of this failure: {order.reason}; {uneven.reason}; {cure.reason}."
 
 
