@@ -1,13 +1,18 @@
-"""Tiny models that scenarios share: a few hundred parameters, the same start in every dtype."""
+"""Tiny models and data that scenarios share: a few hundred parameters, the same in every dtype."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+
+    from harness.rank import Rank
+
+FEATURES = 6
+"""Columns of the rows that `rows` deals out."""
 
 
 def mlp(widths: Sequence[int], *, generator: torch.Generator) -> torch.nn.Sequential:
@@ -26,3 +31,48 @@ def mlp(widths: Sequence[int], *, generator: torch.Generator) -> torch.nn.Sequen
             linear.bias.zero_()
         layers += [linear, torch.nn.Tanh()]
     return torch.nn.Sequential(*layers[:-1])
+
+
+def net(rank: Rank) -> torch.nn.Sequential:
+    """Return the same small net on every rank, on its device: `FEATURES` in, one number out."""
+    return mlp((FEATURES, 12, 1), generator=rank.generator("net")).to(rank.device)
+
+
+def rows(rank: Rank, count: int, *, name: str = "rows") -> tuple[torch.Tensor, torch.Tensor]:
+    """Return this rank's share of `count` rows to fit: x (n, FEATURES) and y (n, 1), float64.
+
+    The same name gives the same rows in every arm and world size; a repeat permutes them first.
+    """
+    import torch
+
+    draw = rank.generator(name)
+    x = torch.randn(count, FEATURES, generator=draw, dtype=torch.float64)
+    y = x[:, :1] * x[:, 1:2] + 0.1 * torch.randn(count, 1, generator=draw, dtype=torch.float64)
+    order = rank.permutation(count, name=name)
+    return rank.shard(x[order]).to(rank.device), rank.shard(y[order]).to(rank.device)
+
+
+def weights(model: torch.nn.Module) -> torch.Tensor:
+    """Return all parameters of a model as one flat copy."""
+    import torch
+
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def gradients(model: torch.nn.Module) -> torch.Tensor:
+    """Return all gradients of a model as one flat copy."""
+    import torch
+
+    found = [parameter.grad for parameter in model.parameters()]
+    return torch.cat([gradient.flatten() for gradient in found if gradient is not None])
+
+
+def equal_shares(p: Any, ranks: int) -> list[str]:
+    """Refuse a batch that ranks cannot share equally: a mean of their means is then another mean."""
+    if p.batch % ranks == 0:
+        return []
+    enough = ranks * max(1, round(p.batch / ranks))
+    return [
+        f"scenario.batch={p.batch} rows cannot be shared equally by {ranks} ranks; "
+        f"type scenario.batch={enough}"
+    ]

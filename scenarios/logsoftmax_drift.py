@@ -90,11 +90,13 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
         x, y = rank.shard(features[step - 1][order]), rank.shard(labels[step - 1][order])
         optimizer.zero_grad()
         with amp:
-            loss = loss_of(arm, ddp(x), y, rank.world_size)
+            logits = ddp(x)
+            loss = loss_of(arm, logits, y, rank.world_size)
         loss.backward()
         rank.log(step=step, phase="backward", loss=loss)  # of every repeat: its floor
         if rank.repeat == 0:
-            rank.log(step=step, phase="backward", valid=(y != IGNORE).sum())
+            computed = str(logits.dtype).removeprefix("torch.")
+            rank.log(step=step, phase="backward", valid=(y != IGNORE).sum(), logits=computed)
             keep(rank, "grad", [q.grad for q in model.parameters()], step, "backward", p)
         optimizer.step()
         keep(rank, "params", list(model.parameters()), step, "step", p)

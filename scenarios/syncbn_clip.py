@@ -77,6 +77,7 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=p.lr)
     watch = Watch(rank, norm, count_at=p.steps - 1)
+    rank.log(step=0, phase="layer", eps=norm.eps)
     for step in range(p.steps):
         x, y = rows(rank, count=p.batch, quiet=p.quiet, step=step)
         before_forward(arm, model, norm, step)

@@ -405,6 +405,26 @@ def test_parameters_that_are_not_numbers_are_neither_rounding_nor_a_gap(run, cla
     assert "scenario.lr=0.5" in found.reason
 
 
+@pytest.mark.parametrize(
+    ("claim", "arm"),
+    [
+        ("uneven_counts", "uneven_bf16"),
+        ("uneven_counts", "reference_fp32"),
+        ("global_count", "fixed_bf16"),
+        ("form_of_the_loss", "equal_log_softmax_fp32"),
+        ("rounding_scales", "equal"),
+    ],
+)
+def test_an_arm_that_computed_in_another_dtype_decides_nothing(run, claim, arm):
+    streams = run.streams()
+    wrong = "float32" if arm.endswith("bf16") or arm == "equal" else "float64"
+    run.logged(streams, arm, lambda row: {"logits": wrong} if "logits" in row.metrics else {})
+    found = run.finding(claim, streams)
+    assert found.outcome is Outcome.UNKNOWN
+    assert f"arm {arm}" in found.reason
+    assert f"are {wrong}, not" in found.reason
+
+
 def test_equal_bits_of_gradients_that_are_not_finite_are_no_agreement(run):
     streams = run.streams()
     run.logged(

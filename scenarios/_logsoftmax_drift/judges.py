@@ -44,6 +44,8 @@ def gap(t: Tables, arm: str, to: str, step: int | None = None, *, reference: str
     """
     step = last(t) if step is None else step
     t.require(arm, to)
+    check_dtype(t, arm)
+    check_dtype(t, to)
     distances = [
         t.distance(arm, to, "params", step=step, phase="step", rank=rank) for rank in t.ranks(arm)
     ]
@@ -53,6 +55,15 @@ def gap(t: Tables, arm: str, to: str, step: int | None = None, *, reference: str
             f"{shares(t, arm)}): {settings(t, 'lr', 'batch', 'imbalance')}"
         )
     return Effect(value=max(distances), floor=floor(t, reference or to, step))
+
+
+def check_dtype(t: Tables, arm: str) -> None:
+    """Raise if an arm did not compute in the dtype of its name: its gap would be another one's."""
+    wanted = next((d for suffix, d in DTYPES.items() if suffix and arm.endswith(suffix)), "float64")
+    for rank in t.ranks(arm):
+        found = t.value(arm, "logits", step=last(t), phase="backward", rank=rank)
+        if found != wanted:
+            raise MissingRecord(f"arm {arm}: the logits of rank {rank} are {found}, not {wanted}")
 
 
 def settings(t: Tables, *names: str) -> str:

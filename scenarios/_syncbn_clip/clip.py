@@ -305,6 +305,13 @@ def momentum_none(t: Tables) -> Finding:
     evidence["lowest_checkpoint"] = min(
         lowest(t, arm, rank, last, "checkpoint") for rank in t.ranks(arm)
     )
+    if found["rounding_units"] >= FAULT * ROUNDINGS:
+        return unknown(
+            f"arm {arm} did not average as momentum=None does: {found['kept_least']:.3g} to "
+            f"{found['kept_most']:.3g} of the edit are left, which is "
+            f"{found['rounding_units']:.3g} roundings off 1 - 1/n",
+            evidence=evidence,
+        )
     if not below:
         return holds(
             f"running_var stays at the bound after all {len(done)} edits", evidence=evidence
@@ -532,10 +539,14 @@ def keeps_bound(t: Tables, arms: tuple[str, ...]) -> Finding:
 
 def raise_eps(t: Tables) -> Finding:
     """`keeps_bound`, with what raising eps does do: it bounds the denominator."""
-    finding = keeps_bound(t, ("sync_eps",))
-    if "sync_eps.lowest_eval" not in finding.evidence:
+    arm = "sync_eps"
+    finding = keeps_bound(t, (arm,))
+    if f"{arm}.lowest_eval" not in finding.evidence:
         return finding
-    under = float(finding.evidence["sync_eps.lowest_eval"] or 0.0) + t.root_params["clip"]
+    found = {t.value(arm, "eps", step=0, phase="layer", rank=rank) for rank in t.ranks(arm)}
+    if found != {t.root_params["clip"]}:
+        return unknown(f"eps is {sorted(found)} in arm {arm}, not the bound")
+    under = float(finding.evidence[f"{arm}.lowest_eval"] or 0.0) + max(found)
     return Finding(
         outcome=finding.outcome,
         reason=f"{finding.reason}; what eval divides by, running_var + eps, is {under:.3g} or more",

@@ -1,0 +1,160 @@
+"""Calling the module inside DDP instead of the wrapper: every rank trains a model of its own.
+
+DDP arms its reducer in its own forward. Whoever calls `model.module(x)`, or an adapter that has
+kept the bare network, gets the same output and the same graph, and backward then reduces nothing.
+No error, no hang, no warning; the loss falls on every rank. Reported as multi-GPU LoRA training
+that is no better than one GPU (kohya-ss/sd-scripts#989).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from harness.findings import all_of, counts, matches, negated, ranks_agree, says
+from harness.scenario import (
+    Arm,
+    Claim,
+    Finding,
+    Kind,
+    Outcome,
+    Plot,
+    Role,
+    Scenario,
+    at_least,
+    holds,
+    refuted,
+)
+from scenarios._models import equal_shares
+
+if TYPE_CHECKING:
+    from harness.rank import Rank
+    from harness.tables import Tables
+
+
+@dataclass(frozen=True, kw_only=True)
+class Params:
+    """Types only; values and what they mean are in conf/scenario/ddp_forward_bypassed.yaml."""
+
+    steps: int = field(metadata=at_least(2))
+    batch: int = field(metadata=at_least(1))
+    lr: float = field(metadata=at_least(0.0))
+    permutations: int = field(metadata=at_least(0))
+
+
+def run(rank: Rank, arm: Arm, p: Params) -> None:
+    """Fit a small net on this rank's rows; which forward is called is all that differs."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    from harness.collectives import count_collectives
+    from scenarios._models import gradients, net, rows, weights
+
+    model = DistributedDataParallel(net(rank))
+    optimizer = torch.optim.SGD(model.parameters(), lr=p.lr)
+    x, y = rows(rank, p.batch)
+    for step in range(p.steps):
+        optimizer.zero_grad()
+        output = model.module(x) if arm["bypassed"] else model(x)
+        loss = torch.nn.functional.mse_loss(output, y)
+        with count_collectives() as calls:
+            loss.backward()
+        if arm.get("by_hand"):
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= rank.world_size
+        optimizer.step()
+        rank.log(step=step, loss=loss, reductions=calls.count("all_reduce"))
+        rank.snapshot(step=step, gradients=gradients(model), weights=weights(model))
+
+
+def loss_stops(t: Tables) -> Finding:
+    """See on which ranks the loss ends above where it began."""
+    t.require("bypassed")
+    losses = [list(t.series("bypassed", "loss", rank=r).values()) for r in t.ranks("bypassed")]
+    stuck = [rank for rank, loss in enumerate(losses) if not loss[-1] < loss[0]]
+    numbers = {"effect": max(loss[-1] / loss[0] for loss in losses), "unit": "last loss / first"}
+    if stuck:
+        return holds(f"the loss of ranks {stuck} does not fall", **numbers)
+    return refuted("the loss falls on every rank, each fitting its own rows", **numbers)
+
+
+SCENARIO = Scenario(
+    title="Calling the module inside DDP: gradients are never averaged, and nothing says so",
+    family="synchronisation",
+    cause="ddp_forward_bypassed",
+    params=Params,
+    run=run,
+    check=equal_shares,
+    headline=says(
+        ranks_part=("bypassing DDP's forward makes one model per rank", "replicas stay equal"),
+        nothing_reduced=("backward sends nothing", "backward still sends something"),
+        loss_stops=("the loss stops falling", "and the loss falls all the same"),
+    ),
+    arms=(
+        Arm(
+            name="one_process",
+            role=Role.REFERENCE,
+            about="one process, all rows",
+            options={"bypassed": False},
+            ranks=1,
+            repeats="permutations",
+        ),
+        Arm(name="bypassed", role=Role.FAULTY, about="model.module(x)", options={"bypassed": True}),
+        Arm(name="wrapper", role=Role.FIXED, about="model(x)", options={"bypassed": False}),
+        Arm(
+            name="by_hand",
+            role=Role.FIXED,
+            about="model.module(x), gradients averaged by hand",
+            options={"bypassed": True, "by_hand": True},
+        ),
+    ),
+    claims=(
+        Claim(
+            name="ranks_part",
+            kind=Kind.SYMPTOM,
+            text="When DDP's forward is bypassed the ranks' weights part.",
+            expects=Outcome.HOLDS,
+            judge=lambda t: negated(ranks_agree(t, "bypassed", "weights")),
+            source="kohya-ss/sd-scripts#989",
+        ),
+        Claim(
+            name="nothing_reduced",
+            kind=Kind.MECHANISM,
+            text="Backward then issues no all-reduce at all.",
+            expects=Outcome.HOLDS,
+            judge=lambda t: counts(t, "bypassed", "reductions", 0, "all-reduces in backward"),
+            source="kohya-ss/sd-scripts#2244",
+        ),
+        Claim(
+            name="loss_stops",
+            kind=Kind.SYMPTOM,
+            text="One sees it in the loss, which stops falling.",
+            expects=Outcome.REFUTED,
+            judge=loss_stops,
+        ),
+        Claim(
+            name="call_the_wrapper",
+            kind=Kind.REMEDY,
+            text="Call the wrapper: N ranks train like one process.",
+            expects=Outcome.HOLDS,
+            judge=lambda t: all_of(
+                matches(t, "wrapper", "one_process", "weights"),
+                ranks_agree(t, "wrapper", "weights"),
+            ),
+        ),
+        Claim(
+            name="average_by_hand",
+            kind=Kind.REMEDY,
+            text="Average the gradients by hand after backward: the same.",
+            expects=Outcome.HOLDS,
+            judge=lambda t: all_of(
+                matches(t, "by_hand", "one_process", "weights"),
+                ranks_agree(t, "by_hand", "weights"),
+            ),
+        ),
+    ),
+    plots=(Plot(metric="loss", title="Loss of each rank's own rows", log=True),),
+)
