@@ -280,6 +280,7 @@ CASES: list[Case] = [
     ("by_hand_first", "holds", lambda r: r.copy("manual_after", "manual_before")),
     ("by_hand_first", "unknown", lambda r: r.copy("manual_before", "same_rows")),
     ("in_hook", "holds", lambda r: r.copy("after", "hook_before")),
+    ("in_hook", "unknown", lambda r: r.edit("hook_before", "", lambda values: 100 * values)),
     ("in_no_sync", "holds", lambda r: r.copy("no_sync_after", "no_sync_before")),
     ("without_unscale", "holds", lambda r: r.copy("unscaled", "scaled")),
     ("without_unscale", "unknown", lambda r: r.put("trained_alone", every(norm=0.05))),

@@ -169,6 +169,9 @@ def _before(arm: str, means: str) -> Any:
         }
         if gap.size is Size.CLEAN:
             return holds("the gradient is that of one process", **numbers)
+        if norms[0] > t.root_params["bound"] * (1 + 1e-6):
+            # A mean of clipped gradients is never longer than the bound.
+            return unknown(f"arm {arm} clips nothing: the norm is {norms[0]:.3g}", **numbers)
         if gap.size is Size.BETWEEN:
             return unknown("neither rounding nor a clear fault", **numbers)
         return refuted(
