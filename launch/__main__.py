@@ -28,14 +28,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
     signal.signal(signal.SIGTERM, _interrupt)
-    if will_run(arguments):
-        from launch.warm import Warm
-
-        # The server imports torch while this process composes the configuration.
-        Warm.heat()
-    from launch import command
-
     try:
+        if will_run(arguments):
+            from launch.warm import Warm
+
+            # The server imports torch while this process composes the configuration.
+            Warm.heat()
+        from launch import command
+
         return command.run(arguments)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -8,6 +8,12 @@ pulls it in at first use.
 from __future__ import annotations
 
 import gc
+import signal
+
+# Ctrl-C reaches the server too. While it imports, it ends without a word: the launcher has one.
+_interrupted = signal.getsignal(signal.SIGINT)
+if _interrupted is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 # Importing makes no garbage worth collecting, and the passes over it cost a quarter of the time.
 gc.disable()
@@ -27,3 +33,4 @@ __all__ = ["launch", "torch"]
 gc.collect()
 gc.freeze()
 gc.enable()
+signal.signal(signal.SIGINT, _interrupted)

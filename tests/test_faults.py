@@ -168,6 +168,27 @@ def hanging(results, engine):
     return parent
 
 
+def test_ctrl_c_while_the_warm_server_imports_prints_no_traceback(tmp_path):
+    # torch is a module that says it is being imported, and then never ends.
+    (tmp_path / "torch.py").write_text(
+        "import pathlib, signal\n"
+        "pathlib.Path(__file__).with_name('there').touch()\n"
+        "signal.pause()\n"
+    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    code = "import launch.preload"
+    server = subprocess.Popen(
+        [sys.executable, "-c", code], env=env, stderr=subprocess.PIPE, text=True
+    )
+    wait_for((tmp_path / "there").exists, "the import to begin")
+
+    server.send_signal(signal.SIGINT)
+    _, err = server.communicate(timeout=GIVE_UP_S)
+
+    assert server.returncode == -signal.SIGINT
+    assert err == ""
+
+
 @pytest.mark.parametrize(
     ("engine", "number", "whom"),
     [
