@@ -108,7 +108,7 @@ def _key(word: str) -> str:
 def _choice(group: str, name: str, legal: Sequence[str]) -> str:
     """Return what is wrong with the choice of one option of a group; empty if nothing is."""
     if name in legal:
-        return ""
+        return _without_values(name) if group == "scenario" else ""
     if name in ("", "null"):
         if group == "scenario":
             return no_scenario()
@@ -116,6 +116,16 @@ def _choice(group: str, name: str, legal: Sequence[str]) -> str:
             return ""
         return f"{group} cannot be empty; legal: {', '.join(legal)}"
     return f"no {group} named {name!r}{did_you_mean(name, legal)}; legal: {', '.join(legal)}"
+
+
+def _without_values(name: str) -> str:
+    """Return where the values of a scenario's parameters are missing; empty if they are there."""
+    values = [conf / "scenario" / f"{name}.yaml" for conf in conf_folders()]
+    if any(path.exists() for path in values):
+        return ""
+    places = zip(scenarios.folders(), values, strict=True)
+    path = next(path for folder, path in places if (folder / f"{name}.py").exists())
+    return f"scenario {name} has no values for its parameters: write them into {path}"
 
 
 def _syntax(word: str, groups: Iterable[str], several: bool) -> list[str]:

@@ -110,6 +110,9 @@ def _one(config: Config) -> int:
         for note in result.notes:
             out.print(f"note     {note}", markup=False, soft_wrap=True)
         terminal.paths(out, result.layout)
+        if result.verdict.failures:
+            logs = result.layout.log(0, 0).parent
+            out.print(f"logs     {logs}", style="dim", markup=False, soft_wrap=True)
         if result.verdict.judge_errors:
             out.print(f"trace    {result.layout.judge_errors}", markup=False, soft_wrap=True)
         if config.json:
@@ -178,8 +181,9 @@ def dry_run(config: Config, engine: str) -> int:
     terminal.header(out, config.scenario, plan, where.notice)
     terminal.arms(out, config.scenario, plan)
     layout = Layout(Path(config.results) / config.name / "RUN")
-    out.print("by hand, once a run has written its plan.json:")
-    out.print(shown(by_hand(config, plan, layout)), markup=False, soft_wrap=True)
+    out.print("by hand, once a run has written its plan.json (RUN: its folder, DIR: a new one):")
+    hand = [*by_hand(config, plan, layout), "--out", "DIR"]
+    out.print(shown(hand), markup=False, soft_wrap=True)
     if config.json:
         print(json.dumps(json.loads(plan.to_json()), indent=2))
     return 0

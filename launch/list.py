@@ -55,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in shelves[family]:
             item = found[name]
             print(f"  {name:{width}}  {item.title}")
-            counts = f"{len(item.claims)} claims, {len(item.arms)} arms, gpus >= {item.min_ranks}"
+            claims = f"{len(item.claims)} claim{'s' if len(item.claims) != 1 else ''}"
+            counts = f"{claims}, {len(item.arms)} arms, gpus >= {item.min_ranks}"
             print(f"  {'':{width}}  {counts}")
             for claim in item.claims if options.claims else ():
                 print(f"  {'':{width}}  - {claim.expects.value:7}  {claim.text}")

@@ -294,4 +294,4 @@ def test_a_scenario_without_its_yaml_says_so(tmp_path, monkeypatch, capsys):
     assert code == 2
     err = capsys.readouterr().err
     assert "Traceback" not in err
-    assert "lonely" in err
+    assert str(tmp_path / "conf" / "scenario" / "lonely.yaml") in err

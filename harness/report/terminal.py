@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -143,7 +144,8 @@ def _counts(findings: Mapping[str, Finding]) -> str:
     by = {outcome: 0 for outcome in Outcome}
     for finding in findings.values():
         by[finding.outcome] += 1
-    words = {Outcome.HOLDS: "hold", Outcome.REFUTED: "refuted", Outcome.UNKNOWN: "unknown"}
+    hold = "holds" if by[Outcome.HOLDS] == 1 else "hold"
+    words = {Outcome.HOLDS: hold, Outcome.REFUTED: "refuted", Outcome.UNKNOWN: "unknown"}
     return ", ".join(f"{count} {words[outcome]}" for outcome, count in by.items() if count)
 
 
@@ -169,7 +171,7 @@ def sweep(
         cells = {short.get(key, key): str(point[key]) for key in swept}
         cells["result"] = point["state"].replace("_", " ")
         cells["as expected"] = f"{agree}/{len(found)}" if found else ""
-        cells["gap"] = number(_largest(mine, "loss_gap_last"))
+        cells["loss gap"] = number(_largest(mine, "loss_gap_last"))
         for role in ("faulty", "fixed"):
             of_role = [row for row in mine if row.get("role") == role]
             cells[f"{role}, floors"] = number(_largest(of_role, "loss_drift_last_floors"))
@@ -181,6 +183,18 @@ def sweep(
     for row in rows:
         table.add_row(*(Text(row[name]) for name in names))
     out.print(table)
+    told = {
+        "loss gap": "loss gap: largest less smallest loss of the ranks, in the worst arm",
+        "faulty, floors": "faulty: loss off the reference, in the worst faulty arm",
+        "fixed, floors": "fixed: the same of the fixed arms",
+    }
+    legend = [words for name, words in told.items() if name in names]
+    if legend:
+        out.print(Text("; ".join([*legend, "all at the last step"]), style="dim"))
+    undecided = [row["reason"] for row in findings if row["outcome"] == Outcome.UNKNOWN.value]
+    for reason, count in Counter(undecided).most_common(3):
+        these = "1 finding" if count == 1 else f"{count} findings"
+        out.print(Text.assemble(("unknown  ", "bold yellow"), f"{these}: {reason}"))
 
 
 def _largest(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
