@@ -68,7 +68,7 @@ def gradients(model: torch.nn.Module) -> torch.Tensor:
 
 
 def equal_shares(p: Any, ranks: int) -> list[str]:
-    """Refuse a batch that ranks cannot share equally: a mean of their means is then another mean."""
+    """Refuse a batch of unequal shares: the mean of their means is another mean."""
     if p.batch % ranks == 0:
         return []
     enough = ranks * max(1, round(p.batch / ranks))
