@@ -11,20 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from harness.findings import all_of, counts, matches, negated, ranks_agree, says
-from harness.scenario import (
-    Arm,
-    Claim,
-    Finding,
-    Kind,
-    Outcome,
-    Plot,
-    Role,
-    Scenario,
-    at_least,
-    holds,
-    refuted,
-)
+from harness.arms import faulty, fixed, one_process
+from harness.claims import HOLDS, REFUTED, mechanism, remedy, symptom
+from harness.findings import counts, like_one_process, negated, ranks_agree, says
+from harness.scenario import Arm, Finding, Plot, Scenario, at_least, holds, refuted
 from scenarios._models import equal_shares
 
 if TYPE_CHECKING:
@@ -94,66 +84,38 @@ SCENARIO = Scenario(
         loss_stops=("the loss stops falling", "and the loss falls all the same"),
     ),
     arms=(
-        Arm(
-            name="one_process",
-            role=Role.REFERENCE,
-            about="one process, all rows",
-            options={"bypassed": False},
-            ranks=1,
-            repeats="permutations",
-        ),
-        Arm(name="bypassed", role=Role.FAULTY, about="model.module(x)", options={"bypassed": True}),
-        Arm(name="wrapper", role=Role.FIXED, about="model(x)", options={"bypassed": False}),
-        Arm(
-            name="by_hand",
-            role=Role.FIXED,
-            about="model.module(x), gradients averaged by hand",
-            options={"bypassed": True, "by_hand": True},
-        ),
+        one_process("one process, all rows", bypassed=False),
+        faulty("bypassed", "model.module(x)", bypassed=True),
+        fixed("wrapper", "model(x)", bypassed=False),
+        fixed("by_hand", "model.module(x), average by hand", bypassed=True, by_hand=True),
     ),
     claims=(
-        Claim(
-            name="ranks_part",
-            kind=Kind.SYMPTOM,
-            text="When DDP's forward is bypassed the ranks' weights part.",
-            expects=Outcome.HOLDS,
-            judge=lambda t: negated(ranks_agree(t, "bypassed", "weights")),
+        symptom(
+            "ranks_part",
+            HOLDS,
+            "When DDP's forward is bypassed the ranks' weights part.",
+            lambda t: negated(ranks_agree(t, "bypassed", "weights")),
             source="kohya-ss/sd-scripts#989",
         ),
-        Claim(
-            name="nothing_reduced",
-            kind=Kind.MECHANISM,
-            text="Backward then issues no all-reduce at all.",
-            expects=Outcome.HOLDS,
-            judge=lambda t: counts(t, "bypassed", "reductions", 0, "all-reduces in backward"),
+        mechanism(
+            "nothing_reduced",
+            HOLDS,
+            "Backward then issues no all-reduce at all.",
+            lambda t: counts(t, "bypassed", "reductions", 0, "all-reduces in backward"),
             source="kohya-ss/sd-scripts#2244",
         ),
-        Claim(
-            name="loss_stops",
-            kind=Kind.SYMPTOM,
-            text="One sees it in the loss, which stops falling.",
-            expects=Outcome.REFUTED,
-            judge=loss_stops,
+        symptom("loss_stops", REFUTED, "One sees it in the loss, which stops falling.", loss_stops),
+        remedy(
+            "call_the_wrapper",
+            HOLDS,
+            "Call the wrapper: N ranks train like one process.",
+            lambda t: like_one_process(t, "wrapper"),
         ),
-        Claim(
-            name="call_the_wrapper",
-            kind=Kind.REMEDY,
-            text="Call the wrapper: N ranks train like one process.",
-            expects=Outcome.HOLDS,
-            judge=lambda t: all_of(
-                matches(t, "wrapper", "one_process", "weights"),
-                ranks_agree(t, "wrapper", "weights"),
-            ),
-        ),
-        Claim(
-            name="average_by_hand",
-            kind=Kind.REMEDY,
-            text="Average the gradients by hand after backward: the same.",
-            expects=Outcome.HOLDS,
-            judge=lambda t: all_of(
-                matches(t, "by_hand", "one_process", "weights"),
-                ranks_agree(t, "by_hand", "weights"),
-            ),
+        remedy(
+            "average_by_hand",
+            HOLDS,
+            "Average the gradients by hand after backward: the same.",
+            lambda t: like_one_process(t, "by_hand"),
         ),
     ),
     plots=(Plot(metric="loss", title="Loss of each rank's own rows", log=True),),
