@@ -1,0 +1,141 @@
+"""no_sync() around the wrong half of a step: gradients are never averaged, or averaged each time.
+
+Gradient accumulation wants one reduction per update. DDP decides it in forward: what runs inside
+`no_sync()` is forward, and backward follows that decision wherever it stands. Forward inside and
+backward outside: never reduced, the replicas part. Forward outside and backward inside: reduced at
+every micro-batch, right and no faster. Reported where a library entered the context around
+backward only (huggingface/accelerate#1726, facebookresearch/ClassyVision#706).
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from harness.arms import faulty, fixed, one_process
+from harness.claims import HOLDS, REFUTED, cost, mechanism, remedy, symptom
+from harness.findings import all_of, counts, like_one_process, negated, ranks_agree, says
+from harness.scenario import Arm, Finding, Scenario, at_least
+from scenarios._models import equal_shares
+
+if TYPE_CHECKING:
+    from harness.rank import Rank
+    from harness.tables import Tables
+
+
+@dataclass(frozen=True, kw_only=True)
+class Params:
+    """Types only; values and what they mean are in conf/scenario/no_sync_wrong_half.yaml."""
+
+    updates: int = field(metadata=at_least(2))
+    micro: int = field(metadata=at_least(2))
+    batch: int = field(metadata=at_least(1))
+    lr: float = field(metadata=at_least(0.0))
+    permutations: int = field(metadata=at_least(0))
+
+
+def run(rank: Rank, arm: Arm, p: Params) -> None:
+    """Accumulate over micro-batches; what stands inside no_sync() is all that differs."""
+    import torch
+    import torch.nn.functional as F
+    from torch.nn.parallel import DistributedDataParallel
+
+    from harness.collectives import count_collectives
+    from scenarios._models import gradients, net, rows, weights
+
+    model = DistributedDataParallel(net(rank))
+    optimizer = torch.optim.SGD(model.parameters(), lr=p.lr)
+    batches = [rows(rank, p.batch, name=f"micro/{number}") for number in range(p.micro)]
+    for update in range(p.updates):
+        optimizer.zero_grad()
+        with count_collectives() as calls:
+            if arm["inside"] == "forward":
+                with model.no_sync():
+                    losses = [F.mse_loss(model(x), y) / p.micro for x, y in batches]
+                torch.stack(losses).sum().backward()
+            for number, (x, y) in enumerate(batches if arm["inside"] != "forward" else ()):
+                quiet = model.no_sync() if number + 1 < p.micro else nullcontext()
+                if arm["inside"] == "backward":
+                    loss = F.mse_loss(model(x), y) / p.micro
+                    with quiet:
+                        loss.backward()
+                else:
+                    with quiet:
+                        (F.mse_loss(model(x), y) / p.micro).backward()
+        optimizer.step()
+        # DDP regroups its buckets once, after the first reduction, and sends their order around.
+        if update:
+            rank.log(step=update, reductions=calls.count("all_reduce"))
+        rank.snapshot(step=update, gradients=gradients(model), weights=weights(model))
+
+
+def one_reduction(t: Tables, arm: str) -> Finding:
+    """Say whether an update of the arm takes one reduction."""
+    return counts(t, arm, "reductions", 1, "all-reduces an update")
+
+
+SCENARIO = Scenario(
+    title="no_sync() around the wrong half: never reduced, or reduced at every micro-batch",
+    family="synchronisation",
+    cause="no_sync_wrong_half",
+    params=Params,
+    run=run,
+    check=equal_shares,
+    headline=says(
+        decided_in_backward=(
+            "no_sync() acts on backward",
+            "no_sync() acts on forward: backward follows wherever it stands",
+        ),
+        ranks_part=("forward alone inside it parts the replicas", "replicas stay equal"),
+        saves_reductions=(
+            "backward alone inside it saves the reductions",
+            "backward alone inside it saves nothing",
+        ),
+    ),
+    arms=(
+        one_process("one process, all rows", inside="both"),
+        faulty("forward_inside", "all forwards inside, one backward outside", inside="forward"),
+        faulty("backward_inside", "only backward inside", inside="backward"),
+        fixed("both_inside", "both inside, except for the last micro-batch", inside="both"),
+    ),
+    claims=(
+        mechanism(
+            "decided_in_backward",
+            REFUTED,
+            "Gradients are reduced exactly if backward runs outside no_sync().",
+            lambda t: all_of(
+                one_reduction(t, "forward_inside"),
+                one_reduction(t, "backward_inside"),
+            ),
+            source="huggingface/accelerate#1726",
+        ),
+        symptom(
+            "ranks_part",
+            HOLDS,
+            "With forward inside and backward outside the ranks' weights part.",
+            lambda t: negated(ranks_agree(t, "forward_inside", "weights")),
+        ),
+        symptom(
+            "wrong_weights",
+            REFUTED,
+            "With backward inside and forward outside the weights come out wrong.",
+            lambda t: negated(like_one_process(t, "backward_inside")),
+        ),
+        cost(
+            "saves_reductions",
+            REFUTED,
+            "With backward inside and forward outside an update takes one reduction.",
+            lambda t: one_reduction(t, "backward_inside"),
+        ),
+        remedy(
+            "both_inside",
+            HOLDS,
+            "Forward and backward inside, save the last: one reduction, one process's weights.",
+            lambda t: all_of(
+                like_one_process(t, "both_inside"),
+                one_reduction(t, "both_inside"),
+            ),
+        ),
+    ),
+)
