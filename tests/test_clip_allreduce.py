@@ -188,6 +188,16 @@ CASES: list[Case] = [
     ),
     (
         "traffic_grows_with_the_model",
+        "holds",
+        lambda r: r.put("timed_fsdp1", at("wide foreach", clip_bytes=999), 1),
+    ),
+    (
+        "traffic_grows_with_the_model",
+        "unknown",
+        lambda r: r.put("timed_ddp", at("wide loop", sync_bytes=5), 1),
+    ),
+    (
+        "traffic_grows_with_the_model",
         "unknown",
         lambda r: r.put("timed_ddp", every(sync_bytes=5)),
     ),

@@ -143,15 +143,16 @@ def traffic_grows_with_the_model(t: Tables) -> Finding:
     for arm in TIMED:
         t.require(arm)
         for mode in ("foreach", "loop"):
-            clip, sync = (
-                [
-                    t.value(arm, metric, step=step, phase=f"{width} {mode}")
-                    for step, width in enumerate(("narrow", "wide"))
-                ]
-                for metric in ("clip_bytes", "sync_bytes")
-            )
-            clip_grows |= clip[1] > clip[0]
-            sync_grows &= sync[1] > sync[0]
+            for rank in t.ranks(arm):
+                clip, sync = (
+                    [
+                        t.value(arm, metric, step=step, phase=f"{width} {mode}", rank=rank)
+                        for step, width in enumerate(("narrow", "wide"))
+                    ]
+                    for metric in ("clip_bytes", "sync_bytes")
+                )
+                clip_grows |= clip[1] > clip[0]
+                sync_grows &= sync[1] > sync[0]
             evidence[f"{arm}_{mode}"] = (
                 f"clip {clip[0]} -> {clip[1]}, backward {sync[0]} -> {sync[1]} bytes"
             )
