@@ -3,7 +3,8 @@
 ##   make repro scenario=NAME gpus=4   run one failure and say what is true; creates .venv first
 ##   make sweep scenario=NAME gpus=2,4 seed=1,2,3     every combination, in one table
 ##   make list                         the scenarios and what each one shows
-##   make judge run=results/NAME/RUN   recompute the verdict of a finished run, without ranks
+##   make judge run=results/NAME/RUN   recompute the verdict of a finished run, without ranks; the
+##                                     newest one with run=latest or run=results/NAME
 ##   make report run=results/NAME/RUN  write its report again
 ##   make doctor                       what this machine can run, to paste into an issue
 ##
@@ -13,6 +14,7 @@
 ##   make test-gpu                     only the tests that need a CUDA device
 ##   make bench                        speed, as ratios
 ##   make wheel                        build dist/crossrank-*.whl, and try it where nothing else is
+##   make readme                       write the table of verdicts in README.md from the newest runs
 ##   make lock                         write constraints.txt again (needs uv)
 ##   make clean                        remove caches and dist/; .venv and results/ stay
 ##
@@ -24,8 +26,8 @@
 ## Hydra's own options need the module itself: .venv/bin/python -m launch --cfg job scenario=NAME
 ##
 ## Exit codes of `python -m launch`: 0 verdict as the scenario expects, 10 another verdict,
-## 11 inconclusive, 12 prerequisite missing. make turns every code but 0 into 2: scripts read
-## verdict.json in the run's folder, or call the module.
+## 11 inconclusive, 12 prerequisite missing, 2 wrong command line, 130 interrupted. make turns every
+## code but 0 into 2: scripts read verdict.json in the run's folder, or call the module.
 
 VENV ?= .venv
 PYTHON ?= python3
@@ -33,8 +35,8 @@ PYTHON ?= python3
 .DEFAULT_GOAL := help
 .SUFFIXES:
 .DELETE_ON_ERROR:
-TARGETS := help repro sweep list judge report doctor test check lint types layers format test-gpu \
-           bench wheel lock clean
+TARGETS := help repro sweep list judge report readme doctor test check lint types layers format \
+           test-gpu bench wheel lock clean
 .PHONY: $(TARGETS) FORCE
 
 # make would expand the `$` in an exported value, and fail at an unmatched one. The values travel
@@ -88,6 +90,9 @@ judge: $(READY)
 
 report: $(READY)
 	$(RUN) only run launch.report
+
+readme: $(READY)
+	$(RUN) only "" launch.readme
 
 doctor: $(READY)
 	$(RUN) only "" launch.doctor

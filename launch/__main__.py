@@ -37,8 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from launch import command
 
         return command.run(arguments)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(": ".join(["interrupted", *map(str, error.args)]), file=sys.stderr)
         return INTERRUPTED
 
 

@@ -19,7 +19,8 @@ from harness import record
 from harness.errors import RecordError, peer_was_lost
 from harness.plan import Layout, Plan
 
-FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
+FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<function>\S+)')
+"""As faulthandler writes it, or, with the comma, a traceback."""
 LONGEST = 300
 """Characters of a rank's error that fit into a sentence; its log has all of it."""
 
@@ -39,6 +40,8 @@ class RankExit:
     """What it raised, from its error file."""
     time: float
     """When it raised, seconds since the epoch; infinite if it left no word."""
+    raised_at: str
+    """File, line and function of the innermost frame that is not torch's, if it raised."""
     stood: str
     """Where a hung rank stood: file, line and function of its innermost frame."""
 
@@ -72,7 +75,7 @@ def autopsy(
             continue
         last = stream.rows[-1] if stream.rows else None
         arm, step, phase = name, last.step if last else None, last.phase if last else ""
-    error, when = _last_words(layout.error(batch, rank))
+    error, raised_at, when = _last_words(layout.error(batch, rank))
     return RankExit(
         rank=rank,
         code=code,
@@ -80,6 +83,7 @@ def autopsy(
         step=step,
         phase=phase,
         error=error,
+        raised_at=raised_at,
         time=when,
         stood=_stood(layout.log(batch, rank)),
     )
@@ -169,7 +173,8 @@ def _how(item: RankExit) -> str:
         return "left with code 0 before its arm was through"
     if item.error:
         text = " ".join(item.error.split())
-        return f"raised {text if len(text) <= LONGEST else text[:LONGEST] + ' ...'}"
+        text = text if len(text) <= LONGEST else text[:LONGEST] + " ..."
+        return f"raised {text}" + (f" at {item.raised_at}" if item.raised_at else "")
     return f"exited with code {item.code}"
 
 
@@ -179,8 +184,8 @@ def _place(item: RankExit) -> str:
     return f"after step {item.step}" + (f", phase {item.phase}" if item.phase else "")
 
 
-def _last_words(path: Path) -> tuple[str | None, float]:
-    """Return the message of an error file and when it was written, to the nanosecond.
+def _last_words(path: Path) -> tuple[str | None, str, float]:
+    """Return what an error file says, where it was raised, and when, to the nanosecond.
 
     torchrun's own time stamp has whole seconds, too coarse to tell who was first.
     """
@@ -188,8 +193,12 @@ def _last_words(path: Path) -> tuple[str | None, float]:
         message = json.loads(path.read_text(encoding="utf-8"))["message"]
         when = path.stat().st_mtime
     except (OSError, ValueError, KeyError):
-        return None, math.inf
-    return str(message["message"] if isinstance(message, dict) else message), when
+        return None, "", math.inf
+    if not isinstance(message, dict):
+        return str(message), "", when
+    stack = str(message.get("extraInfo", {}).get("py_callstack", ""))
+    frames = [frame for frame in FRAME.finditer(stack) if "torch" not in Path(frame["file"]).parts]
+    return str(message["message"]), _shown(frames[-1]) if frames else "", when
 
 
 def _stood(log: Path) -> str:
@@ -202,8 +211,10 @@ def _stood(log: Path) -> str:
         return ""
     _, mark, stack = text.rpartition("Current thread")
     frame = FRAME.search(stack) if mark else None
-    if frame is None:
-        return ""
+    return _shown(frame) if frame else ""
+
+
+def _shown(frame: re.Match[str]) -> str:
     parts = Path(frame["file"]).parts
     where = "/".join(parts[parts.index("torch") :]) if "torch" in parts else parts[-1]
     return f"{where}:{frame['line']} in {frame['function']}"

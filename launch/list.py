@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import scenarios
 from harness.errors import HarnessError
+from harness.scenario import Scenario
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,8 +19,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
     parser.add_argument("--claims", action="store_true", help="print every claim, too")
     options = parser.parse_args(argv)
+    found: dict[str, Scenario] = {}
+    code = 0
     try:
-        found = {name: scenarios.load(name) for name in scenarios.names()}
+        for name in scenarios.names():
+            try:
+                found[name] = scenarios.load(name)
+            except HarnessError as error:
+                # One broken file does not hide the others.
+                print(f"crossrank: {error}", file=sys.stderr)
+                code = error.exit_code
     except HarnessError as error:
         print(f"crossrank: {error}", file=sys.stderr)
         return error.exit_code
@@ -45,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for name, item in found.items()
         ]
         print(json.dumps(rows, indent=2))
-        return 0
+        return code
     shelves = defaultdict(list)
     for name, item in found.items():
         shelves[item.family].append(name)
@@ -61,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for claim in item.claims if options.claims else ():
                 print(f"  {'':{width}}  - {claim.expects.value:7}  {claim.text}")
     print("\nmake repro scenario=NAME gpus=4")
-    return 0
+    return code
 
 
 if __name__ == "__main__":

@@ -98,7 +98,6 @@ def main(argv: Sequence[str] | None = None, listener: socket.socket | None = Non
     parser.add_argument("--batch", default="0", help="keeps groups of separate launches apart")
     options = parser.parse_args(argv)
     die_with_parent()
-    where: dict[str, Any] = {}
     try:
         plan = Plan.read(options.plan)
         world = World.from_environment()
@@ -108,24 +107,22 @@ def main(argv: Sequence[str] | None = None, listener: socket.socket | None = Non
         _check_fresh(plan, world, arms, layout)
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         torch.set_num_threads(1)
-        run_arms(plan, world, arms, layout, batch=options.batch, listener=listener, where=where)
+        run_arms(plan, world, arms, layout, batch=options.batch, listener=listener)
     except HarnessError as error:
         print(f"launch.rank: {error}", file=sys.stderr)
-        record_last_words(error, where)
+        record_last_words(error)
         return error.exit_code
     except Exception as error:
         traceback.print_exc()
-        record_last_words(error, where)
+        record_last_words(error)
         return 1
     return 0
 
 
-def record_last_words(error: BaseException, where: dict[str, Any]) -> None:
-    """Leave the error where torchrun expects it (TORCHELASTIC_ERROR_FILE), with arm and step."""
+def record_last_words(error: BaseException) -> None:
+    """Leave the error where torchrun expects it (TORCHELASTIC_ERROR_FILE)."""
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-    if where:
-        error.args = (f"{error.args[0] if error.args else error!r} [in arm {where['arm']}]",)
     with contextlib.suppress(OSError):
         get_error_handler().record_exception(error)
 
@@ -171,7 +168,6 @@ def run_arms(
     *,
     batch: str,
     listener: socket.socket | None,
-    where: dict[str, Any],
 ) -> None:
     """Run every arm this rank takes part in: first those of one process, then the others.
 
@@ -190,7 +186,6 @@ def run_arms(
         if world.rank not in dealt[arm.name]:
             continue
         place, peers = dealt[arm.name].index(world.rank), arm.ranks
-        where["arm"] = arm.name
         groups.join(place, peers, isolated=arm.isolated)
         _run_arm(plan, scenario, arm, params, place, peers, world.local_rank, layout)
         if not arm.isolated:

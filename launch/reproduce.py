@@ -144,7 +144,7 @@ def reproduce(
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         conclude(config, layout, ["interrupted before all arms were through"], facts)
-        raise
+        raise KeyboardInterrupt(f"what was recorded is judged in {layout.verdict}") from None
     except HarnessError as error:
         conclude(config, layout, [str(error)], facts)
         raise

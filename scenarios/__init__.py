@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import traceback
 from pathlib import Path
 
 from harness.errors import UsageError, did_you_mean
@@ -20,9 +21,16 @@ VARIABLE = "CROSSRANK_SCENARIOS"
 
 
 def folders() -> list[Path]:
-    """Return the directories that are searched, this one first."""
-    more = os.environ.get(VARIABLE, "").split(os.pathsep)
-    return [Path(__file__).resolve().parent, *(Path(folder).resolve() for folder in more if folder)]
+    """Return the directories that are searched, this one first.
+
+    Raises:
+        UsageError: if CROSSRANK_SCENARIOS names something that is no directory.
+    """
+    typed = [Path(word) for word in os.environ.get(VARIABLE, "").split(os.pathsep) if word]
+    for folder in typed:
+        if not folder.is_dir():
+            raise UsageError(f"{VARIABLE} names {folder}, which is no directory")
+    return [Path(__file__).resolve().parent, *(folder.resolve() for folder in typed)]
 
 
 def names() -> list[str]:
@@ -47,7 +55,7 @@ def load(name: str) -> Scenario:
     """Return the scenario of that name; imports its module, which imports no torch.
 
     Raises:
-        UsageError: if there is no such scenario; lists the legal names.
+        UsageError: if there is no such scenario (lists the legal names) or it cannot be imported.
     """
     legal = names()
     if name not in legal:
@@ -57,6 +65,19 @@ def load(name: str) -> Scenario:
             "type `make list` to see what each one shows"
         )
     __path__[:] = [str(folder) for folder in folders()]
-    scenario = importlib.import_module(f"scenarios.{name}").SCENARIO
-    assert isinstance(scenario, Scenario)
+    try:
+        scenario = importlib.import_module(f"scenarios.{name}").SCENARIO
+    except Exception as error:
+        raise UsageError(f"scenario {name} cannot be imported: {_where(error)}") from error
+    if not isinstance(scenario, Scenario):
+        raise UsageError(f"SCENARIO of scenario {name} is a {type(scenario).__name__}, no Scenario")
     return scenario
+
+
+def _where(error: Exception) -> str:
+    """Say what an import raised and at which line of which file."""
+    said = f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError):
+        return f"{said} in {error.filename}"
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{said} at {frames[-1].filename}:{frames[-1].lineno}"

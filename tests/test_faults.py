@@ -29,7 +29,7 @@ from tests.launching import (
 
 AFTER = "after step 2, phase after"
 SAID = {
-    "raise": f"arm raise: rank 1 raised ValueError: 'a fault on purpose' [in arm raise] {AFTER}",
+    "raise": "arm raise: rank 1 raised ValueError: a fault on purpose at faults.py:",
     "exit": f"arm exit: rank 1 exited with code 7 {AFTER}",
     "exit0": f"arm exit0: rank 1 left with code 0 before its arm was through {AFTER}",
     "kill": f"arm kill: rank 1 was killed by signal 9 (SIGKILL) {AFTER}",

@@ -16,7 +16,7 @@ from launch import doctor
 from launch import judge as judging
 from launch import list as listing
 from launch import report as reporting
-from tests.launching import ROOT, launch, verdict_of
+from tests.launching import ROOT, environment, launch, verdict_of
 
 
 @pytest.fixture(scope="module")
@@ -276,3 +276,26 @@ def test_the_doctor_prints_facts_as_json_and_finds_what_is_wrong(monkeypatch, ca
     monkeypatch.setattr("launch.environment._version", lambda name: None)
     assert doctor.main() == 12
     assert "torch is not installed for this Python: type make setup" in capsys.readouterr().err
+
+
+def test_one_broken_scenario_hides_no_other(tmp_path):
+    (tmp_path / "broken.py").write_text("def x(:\n")
+    (tmp_path / "raising.py").write_text("x = 1\nraise KeyError('y')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.list"],
+        cwd=ROOT,
+        env=environment(CROSSRANK_SCENARIOS=str(tmp_path)),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "syncbn_clip" in done.stdout
+    assert "scenario broken cannot be imported: SyntaxError" in done.stderr
+    assert f"KeyError: 'y' at {tmp_path / 'raising.py'}:2" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_of_scenarios_that_is_not_there_is_named(tmp_path):
+    done = launch("scenario=probe", results=tmp_path, CROSSRANK_SCENARIOS=str(tmp_path / "gone"))
+    assert done.code == 2
+    assert done.err.strip().endswith(f"{tmp_path / 'gone'}, which is no directory")
