@@ -93,8 +93,14 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
             return
         # DDP averages the ranks' gradients; so written, the average is that of the global batch.
         loss: Any = F.cross_entropy(output, y, reduction="sum") * rank.world_size / p.batch
-        with watch.during(step, "after_backward"):
-            loss.backward()
+        try:
+            with watch.during(step, "after_backward"):
+                loss.backward()
+        except RuntimeError as error:
+            if arm.get("clip") != "forward_hook":
+                raise
+            rank.log(step=step, phase="raised", error=str(error).partition("\n")[0])
+            return
         with watch.during(step, "after_step"):
             optimizer.step()
         with watch.during(step, "after_edit"):
@@ -192,6 +198,7 @@ ARMS = (
         freeze="isinstance_BatchNorm_kept",
         train_every_step=True,
     ),
+    arm("plain_forward_hook", FAULTY, "clip in a forward hook", clip="forward_hook"),
     arm("plain_clip_all", FAULTY, "clip on all ranks", **STEP),
     arm("plain_clip_rank0", FAULTY, "clip on rank 0", clip_on=0, **STEP),
     arm("plain_clip_rank1", FAULTY, "clip on rank 1", clip_on=1, **STEP),

@@ -101,9 +101,16 @@ CLIP_REMEDIES = (
     Claim(
         name="forward_hook",
         kind=Kind.REMEDY,
-        text="Clip in a forward hook of the layer: checkpoint and eval are at the bound.",
+        text="Clip in a forward hook of a SyncBatchNorm: checkpoint and eval are at the bound.",
         expects=Outcome.HOLDS,
         judge=partial(clip.keeps_bound, arms=("sync_forward_hook",)),
+    ),
+    Claim(
+        name="forward_hook_on_plain",
+        kind=Kind.REMEDY,
+        text="The same forward hook does it for plain BatchNorm.",
+        expects=Outcome.REFUTED,
+        judge=clip.forward_hook_on_plain,
     ),
     Claim(
         name="raise_eps",

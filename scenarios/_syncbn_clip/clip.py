@@ -537,6 +537,33 @@ def keeps_bound(t: Tables, arms: tuple[str, ...]) -> Finding:
     )
 
 
+def forward_hook_on_plain(t: Tables) -> Finding:
+    """`keeps_bound`, unless backward refuses a buffer that was written after forward saved it."""
+    arm = "plain_forward_hook"
+    t.require(arm)
+    raised = {
+        rank: t.last(arm, "error", phase="raised", rank=rank)
+        for rank in t.ranks(arm)
+        if t.has(arm, "error", rank=rank)
+    }
+    if not raised:
+        return keeps_bound(t, (arm,))
+    clipped = [lowest(t, arm, rank, 0, "after_forward") >= bound(t) for rank in t.ranks(arm)]
+    if not all(clipped):
+        return unknown("the hook has not clipped when backward begins")
+    error = next(iter(raised.values()))
+    evidence = {"ranks_raised": len(raised), "ranks": len(t.ranks(arm)), "error": error}
+    if len(raised) < len(t.ranks(arm)):
+        return unknown("backward raises on some ranks and not on others", evidence=evidence)
+    if not all("modified by an inplace operation" in text for text in raised.values()):
+        return unknown(f"it raises, but not because of the clip: {error}", evidence=evidence)
+    return refuted(
+        f"backward raises on all {len(raised)} ranks: plain BatchNorm saved the running_var that "
+        "the hook then writes; SyncBatchNorm does not",
+        evidence=evidence,
+    )
+
+
 def raise_eps(t: Tables) -> Finding:
     """`keeps_bound`, with what raising eps does do: it bounds the denominator."""
     arm = "sync_eps"
