@@ -264,8 +264,8 @@ def headline(found: Mapping[str, Finding]) -> str:
         )
     if Outcome.UNKNOWN in (order.outcome, uneven.outcome, cure.outcome):
         words = ("the all-reduce order", order), ("uneven counts", uneven), ("the remedy", cure)
-        told = (f"{about}: {item.outcome.value}, {item.reason}" for about, item in words)
-        return f"Not all decided. {'; '.join(told)}."
+        told = (f"{about} ({item.outcome.value}: {item.reason})" for about, item in words)
+        return f"Not all is decided: {', '.join(told)}."
     return f"Not what is known of this failure: {order.reason}; {uneven.reason}; {cure.reason}."
 
 

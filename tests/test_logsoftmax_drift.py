@@ -611,7 +611,7 @@ def test_the_headline_follows_the_findings(run):
     assert "imbalance=0 is why" in drift.headline(void)
     assert "Neither" not in drift.headline(void)
     other = found | {"order_bias": unknown("no floor")}
-    assert drift.headline(other).startswith("Not all decided. the all-reduce order: unknown, no")
+    assert drift.headline(other).startswith("Not all is decided: the all-reduce order (unknown: no")
     against = dataclasses.replace(found["order_bias"], outcome=Outcome.HOLDS)
     assert drift.headline(found | {"order_bias": against}).startswith("Not what is known")
 
