@@ -1,0 +1,108 @@
+"""Run an unedited training script under the watcher.
+
+torchrun --nproc-per-node=4 -m harness.watch [--quiet] [--folder FOLDER] train.py ARGS...
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+USAGE = "torchrun --nproc-per-node=N -m harness.watch [--quiet] [--folder FOLDER] train.py ARGS..."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What was typed."""
+
+    script: str
+    arguments: tuple[str, ...]
+    quiet: bool
+    folder: str | None
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """Read the command line up to the script; what follows belongs to the script.
+
+    Raises:
+        SystemExit: with 2, after a message, where it cannot be read.
+    """
+    parser = argparse.ArgumentParser(prog="harness.watch", usage=USAGE, allow_abbrev=False)
+    parser.add_argument("--quiet", action="store_true", help="speak only if something is wrong")
+    parser.add_argument("--folder", help="a folder that all hosts share")
+    parser.add_argument("script", help="the training script, a .py file")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    read = parser.parse_args(arguments)
+    return Options(
+        script=read.script,
+        arguments=tuple(read.arguments),
+        quiet=read.quiet,
+        folder=read.folder,
+    )
+
+
+def main() -> None:
+    """Run the script as `python script.py` would, and end as it ends."""
+    options = parse(sys.argv[1:])
+    code = _compiled(options.script)
+    from harness.watch.closing import close
+    from harness.watch.watcher import Watcher
+
+    watcher = Watcher(folder=options.folder)
+    # Its own module under the name __main__, for good: what the script pickles, and what it
+    # registers to run at exit, looks for it there.
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__file__=options.script, __builtins__=__builtins__, __cached__=None)
+    sys.modules["__main__"] = module
+    sys.argv = [options.script, *options.arguments]
+    sys.path[0] = str(Path(options.script).resolve().parent)
+    try:
+        exec(code, module.__dict__)  # noqa: S102
+    except SystemExit as exit_:
+        ended = _exit_code(exit_.code)
+        watched = close(watcher, script_code=ended, quiet=options.quiet)
+        if ended or not watched:
+            raise
+        sys.exit(watched)
+    except KeyboardInterrupt:
+        close(watcher, script_code=130, quiet=options.quiet)
+        raise
+    except BaseException as error:
+        # Without the frames of this file, and through the hook that the script may have installed.
+        trace = error.__traceback__
+        sys.excepthook(type(error), error, trace and trace.tb_next)
+        close(watcher, script_code=1, quiet=options.quiet)
+        sys.exit(1)
+    sys.exit(close(watcher, script_code=0, quiet=options.quiet))
+
+
+def _compiled(script: str) -> types.CodeType:
+    try:
+        with io.open_code(str(Path(script).absolute())) as file:
+            source = file.read()
+    except OSError as error:
+        print(
+            f"harness.watch: cannot read the script {script!r}: {error.strerror}\n  {USAGE}",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    try:
+        return compile(source, script, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        sys.excepthook(type(error), error, None)
+        sys.exit(1)
+
+
+def _exit_code(code: object) -> int:
+    if code is None:
+        return 0
+    return code if isinstance(code, int) else 1
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""The answer: one line that says which step, rank and tensor, then the evidence below it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.watch.divergence import Difference, Divergence
+from harness.watch.layout import GRADIENTS, START
+
+_SHOWN = 12
+
+
+def headline(found: Divergence) -> str:
+    """Return the first line."""
+    first = found.differences[0]
+    where = f"step {found.step}" if found.phase != START else "before the first step"
+    more = len(found.differences) - 1
+    others = f" and {more} more of {found.compared}" if more else f", 1 of {found.compared}"
+    return f"{where}: {who(first)} in {what(first)}{others}; cause not known"
+
+
+def who(difference: Difference) -> str:
+    """Say which ranks are on which side."""
+    if difference.odd:
+        verb = "differs from the others" if len(difference.odd) == 1 else "differ from the others"
+        return f"{ranks(difference.odd)} {verb}"
+    if len(difference.groups) == 2 and sum(map(len, difference.groups)) == 2:
+        return f"{ranks(sorted(sum(difference.groups, ())))} differ"
+    sides = " | ".join(ranks(group) for group in difference.groups)
+    return f"no two halves agree: {sides} differ"
+
+
+def ranks(members: Sequence[int]) -> str:
+    """Name ranks: `rank 1`, `ranks 0 and 2`."""
+    if len(members) == 1:
+        return f"rank {members[0]}"
+    return f"ranks {', '.join(map(str, members[:-1]))} and {members[-1]}"
+
+
+def what(difference: Difference) -> str:
+    """Name the thing that differs."""
+    if difference.kind == "setting":
+        return f"optimizer setting {difference.name}"
+    if difference.kind.startswith("state "):
+        return f"optimizer state {difference.kind.removeprefix('state ')} of {difference.name}"
+    return f"{difference.kind} {difference.name}"
+
+
+def evidence(found: Divergence, *, optimizer: str, number: int) -> list[str]:
+    """Return the table below the first line: a row for each thing that differs."""
+    when = {
+        START: "before the first update",
+        GRADIENTS: f"before update {found.step}, with the gradients it is made from",
+    }.get(found.phase, f"after update {found.step}; before it all gradients were equal")
+    lines = [
+        f"  where    {when}, of optimizer {number} ({optimizer}); steps count from 0",
+        f"  compared {found.compared} of this kind on {ranks(found.ranks)}",
+    ]
+    width = max(len(what(d)) for d in found.differences[:_SHOWN])
+    lines.append("  differs  " + " " * width + "   ranks that agree with each other")
+    for difference in found.differences[:_SHOWN]:
+        sides = " | ".join(", ".join(map(str, group)) for group in difference.groups)
+        values = "; ".join(f"rank {rank}: {v}" for rank, v in difference.values.items())
+        lines.append(f"           {what(difference):<{width}}   {sides}   {values}".rstrip())
+    hidden = len(found.differences) - _SHOWN
+    if hidden > 0:
+        lines.append(f"           ... and {hidden} more")
+    return lines

@@ -1,0 +1,46 @@
+"""Two lines in a script instead of another command: `attach(model, optimizer)`."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import multiprocessing.util
+import os
+
+import torch
+
+from harness.watch.closing import close
+from harness.watch.watcher import Watcher
+
+
+def attach(
+    model: torch.nn.Module,
+    *more: torch.nn.Module | torch.optim.Optimizer,
+    folder: str | None = None,
+    quiet: bool = False,
+) -> Watcher:
+    """Watch from here on; call it on every rank, after the model and its optimizer are made.
+
+    Every optimizer of the process is observed. At exit the last rank prints the answer on stderr;
+    the exit code stays the script's own.
+
+    Args:
+        model: the model, wrapped or not.
+        more: further models; optimizers are accepted and need not be named.
+        folder: one that all hosts share; the default is a temporary one of this host.
+        quiet: say something only if something is wrong.
+    """
+    watcher = Watcher(folder=folder)
+    watcher.modules.add(model, *(one for one in more if isinstance(one, torch.nn.Module)))
+    process = os.getpid()
+
+    def at_exit() -> None:
+        if os.getpid() == process:
+            close(watcher, script_code=0, quiet=quiet)
+
+    if multiprocessing.parent_process() is None:
+        atexit.register(at_exit)
+    else:
+        # A spawned process ends without running what is registered with atexit.
+        multiprocessing.util.Finalize(None, at_exit, exitpriority=-100)
+    return watcher

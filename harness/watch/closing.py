@@ -1,0 +1,144 @@
+"""How a watched run ends: the last rank to finish gives the answer, and nobody waits for it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from typing import Any
+
+from harness.watch.answer import evidence, headline, ranks
+from harness.watch.divergence import Divergence, divergence, from_json, rank_local
+from harness.watch.watcher import Watcher, say
+
+EQUAL, DIVERGED, NOT_OBSERVED = 0, 20, 22
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What the run's watchers have found together."""
+
+    exit_code: int
+    lines: tuple[str, ...]
+
+
+def close(watcher: Watcher, *, script_code: int, quiet: bool) -> int:
+    """Write down how the script ended on this rank, answer if it is the last, return exit code.
+
+    The code is the script's own wherever that is not 0.
+    """
+    watcher.close()
+    try:
+        answer = _close(watcher, script_code)
+    except Exception as error:
+        say(f"the watcher could not give its answer: {type(error).__name__}: {error}")
+        return script_code or NOT_OBSERVED
+    if answer is None:
+        return script_code
+    if not quiet or answer.exit_code:
+        say("\n".join(answer.lines))
+    return script_code or answer.exit_code
+
+
+def _close(watcher: Watcher, script_code: int) -> Answer | None:
+    watcher.meet()
+    folder = watcher.folder
+    assert folder is not None
+    mine = {
+        "code": script_code,
+        "optimizers": watcher.summary(),
+        "notes": watcher.notes,
+        "failed": watcher.failed,
+    }
+    folder.write(folder.end(watcher.rank), mine)
+    ends = {rank: folder.read(folder.end(rank)) for rank in watcher.peers}
+    missing = [rank for rank, end in ends.items() if end is None]
+    if (missing and not script_code) or not folder.claim("answered"):
+        return None
+    found = _first_found(watcher)
+    answer = _answer(watcher, {r: end for r, end in ends.items() if end}, missing, found)
+    if found is None and not missing and folder.root.name.startswith("watch-"):
+        shutil.rmtree(folder.root, ignore_errors=True)
+    return answer
+
+
+def _answer(
+    watcher: Watcher,
+    ends: dict[int, Any],
+    missing: list[int],
+    found: tuple[int, str, Divergence] | None,
+) -> Answer:
+    assert watcher.folder is not None
+    notes = list(dict.fromkeys(note for end in ends.values() for note in end["notes"]))
+    notes += [f"rank {r} stopped watching: {e['failed']}" for r, e in ends.items() if e["failed"]]
+    if missing:
+        notes.append(f"{ranks(missing)} had not ended when this was written")
+    codes = {rank: end["code"] for rank, end in ends.items() if end["code"]}
+    notes += [f"the script ended with exit code {c} on rank {r}" for r, c in codes.items()]
+    below = [f"  note     {note}" for note in notes]
+    if found is not None:
+        number, kind, what = found
+        table = evidence(what, optimizer=kind, number=number)
+        kept = [f"  kept     {watcher.folder.root}"]
+        return Answer(exit_code=DIVERGED, lines=(headline(what), *table, *below, *kept))
+    seen = [one for end in ends.values() for one in end["optimizers"]]
+    if watcher.world_size == 1:
+        return Answer(exit_code=0, lines=("one process: there is no replica to compare", *below))
+    if not seen or any(end["failed"] for end in ends.values()):
+        first = "could not observe: " + ("no optimizer made a step" if not seen else notes[0])
+        return Answer(exit_code=NOT_OBSERVED, lines=(first, *below))
+    return _equal(watcher, ends, below)
+
+
+def _equal(watcher: Watcher, ends: dict[int, Any], below: list[str]) -> Answer:
+    """Say what was found equal, and what was not compared because it is not replicated."""
+    first_rank = next(iter(ends.values()))["optimizers"]
+    local: list[str] = []
+    for number, _ in enumerate(first_rank):
+        local += sorted(rank_local(watcher.exchange_of(number).look))
+    parts = sum(one["sharded"] for one in first_rank)
+    whole = sum(one["parameters"] for one in first_rank) - parts - len(local)
+    if local:
+        shown = ", ".join(local[:3]) + (", ..." if len(local) > 3 else "")
+        below.append(
+            f"  note     {len(local)} parameters were not compared ({shown}): before the first "
+            "update they differed between ranks, and so did their gradients"
+        )
+    if parts:
+        below.append(f"  note     {parts} parameters are sharded: parts were not compared")
+    if not whole and local:
+        first = "could not observe: no parameter is replicated"
+        return Answer(exit_code=NOT_OBSERVED, lines=(first, *below))
+    counts = sorted({sum(o["updates"] for o in end["optimizers"]) for end in ends.values()})
+    updates = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    first = f"no divergence: {whole} replicated parameters, {updates} updates, {len(ends)} ranks"
+    return Answer(exit_code=EQUAL, lines=(first, *below))
+
+
+def _first_found(watcher: Watcher) -> tuple[int, str, Divergence] | None:
+    """Return the earliest divergence that any rank has found, or that only shows at the end."""
+    assert watcher.folder is not None
+    all_found = []
+    for rank in watcher.peers:
+        content = watcher.folder.read(watcher.folder.finding(rank))
+        if content is not None:
+            found = from_json(content["found"])
+            all_found.append((content["optimizer"], content["kind"], found))
+    if not all_found:
+        all_found = _left_over(watcher)
+    return min(all_found, key=lambda one: (one[2].step, one[2].index, one[0]), default=None)
+
+
+def _left_over(watcher: Watcher) -> list[tuple[int, str, Divergence]]:
+    """Compare what fewer ranks than all have reached: one of them ended early."""
+    found = []
+    for number, one in enumerate(watcher.summary()):
+        exchange = watcher.exchange_of(number)
+        last = 2 * one["updates"] + 1
+        for index in range(max(0, last - 64), last + 1):
+            seen = exchange.look(index)
+            if 1 < len(seen) < len(watcher.peers):
+                what = divergence(exchange.look, index)
+                if what is not None:
+                    found.append((number, one["kind"], what))
+                    break
+    return found

@@ -1,0 +1,221 @@
+"""Where replicas part: which step, which tensor, which rank. Pure functions over what was read."""
+
+from __future__ import annotations
+
+import struct
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.watch.layout import GRADIENTS, PARAMETERS, START, Entry, index_of, place_of
+
+Seen = Mapping[int, tuple[tuple[Entry, ...], tuple[int, ...]]]
+"""Rank -> entries and their digests, at one place."""
+Look = Callable[[int], Seen]
+"""Index -> what each rank wrote there, as far as it is still there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One thing that is not the same on all ranks which hold it."""
+
+    name: str
+    kind: str
+    groups: tuple[tuple[int, ...], ...]
+    """Ranks that agree with each other, the largest group first."""
+    values: dict[int, str] = field(default_factory=dict)
+    """Rank -> value, where it can be shown."""
+    structural: bool = False
+    """Shape or dtype differ, or a rank lacks it altogether."""
+
+    @property
+    def odd(self) -> tuple[int, ...]:
+        """The ranks outside of the majority; empty where there is no majority."""
+        total = sum(map(len, self.groups))
+        if len(self.groups[0]) * 2 <= total:
+            return ()
+        return tuple(sorted(rank for group in self.groups[1:] for rank in group))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Divergence:
+    """The first place in execution order where replicas are no longer equal."""
+
+    step: int
+    phase: str
+    differences: tuple[Difference, ...]
+    """In the order in which the ranks execute; the first one is the answer."""
+    compared: int
+    """How many things of the same kind were compared there."""
+    ranks: tuple[int, ...]
+
+    @property
+    def index(self) -> int:
+        """Its place in the order of execution."""
+        return index_of(self.step, self.phase)
+
+
+def differences(seen: Seen) -> list[Difference]:
+    """Return what differs at one place, each thing among the ranks of its cohort only."""
+    held: dict[tuple[str, str, str], dict[int, tuple[Entry, int]]] = defaultdict(dict)
+    cohorts: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for rank, (entries, digests) in sorted(seen.items()):
+        for entry, digest in zip(entries, digests, strict=True):
+            held[entry.kind, entry.name, entry.cohort][rank] = (entry, digest)
+            cohorts[entry.kind, entry.name].add(entry.cohort)
+    found = []
+    for (kind, name, _), copies in held.items():
+        groups: dict[object, list[int]] = defaultdict(list)
+        for rank in sorted(seen):
+            if rank in copies:
+                entry, digest = copies[rank]
+                groups[digest, entry.shape, entry.dtype].append(rank)
+            elif cohorts[kind, name] == {""}:
+                groups[None].append(rank)
+        if len(groups) > 1:
+            entries_there = [entry for entry, _ in copies.values()]
+            shapes = {(entry.shape, entry.dtype) for entry in entries_there}
+            found.append(
+                Difference(
+                    name=name,
+                    kind=kind,
+                    groups=tuple(sorted(map(tuple, groups.values()), key=lambda g: (-len(g), g))),
+                    values=_values(copies),
+                    structural=None in groups or len(shapes) > 1,
+                )
+            )
+    return found
+
+
+def divergence(look: Look, index: int) -> Divergence | None:
+    """Return the divergence that what differs at `index` gives proof of, or None.
+
+    Differing gradients alone are no fault: some optimizers do the reduction themselves. They
+    count once the parameters differ after the update, and then they are where it began.
+    """
+    step, phase = place_of(index)
+    seen = look(index)
+    found = differences(seen)
+    if phase == START:
+        due = [d for d in found if _wrapped(seen, d.name)]
+        return _made(0, START, due, seen) if due else None
+    if index == index_of(0, GRADIENTS):
+        began = _unequal_start(look)
+        if began:
+            return began
+    if not found:
+        return None
+    local = rank_local(look)
+    if phase == GRADIENTS:
+        held = {e.name for entries, _ in seen.values() for e in entries if e.kind == "gradient"}
+        settings = [d for d in found if d.kind == "setting"]
+        if held <= local or not settings:
+            return None
+        return _made(step, GRADIENTS, settings, seen)
+    due = [d for d in found if d.name not in local]
+    if not due:
+        return None
+    names = {d.name for d in due}
+    before = look(index_of(step, GRADIENTS))
+    earlier = [d for d in differences(before) if d.kind == "gradient" and d.name in names]
+    if earlier:
+        # Backward reaches the last layers first.
+        return _made(step, GRADIENTS, earlier[::-1], before)
+    return _made(step, PARAMETERS, due, seen)
+
+
+def _unequal_start(look: Look) -> Divergence | None:
+    start = look(0)
+    local = rank_local(look)
+    due = [d for d in differences(start) if d.name not in local]
+    return _made(0, START, due, start) if due else None
+
+
+def rank_local(look: Look) -> set[str]:
+    """Return the names of tensors that were never replicas: parts, or a model for each rank.
+
+    Not on every rank in the same shape; or unequal before the first update, and with unequal
+    gradients for it. Unequal with equal gradients is another thing: replicas that were given
+    different values to begin with.
+    """
+    start, gradients = look(0), look(index_of(0, GRADIENTS))
+    unequal = [d for d in differences(start) if d.kind == "parameter"]
+    also = {d.name for d in differences(gradients) if d.kind == "gradient"}
+    also |= _without_gradient(gradients)
+    return {
+        d.name for d in unequal if (d.structural or d.name in also) and not _wrapped(start, d.name)
+    }
+
+
+def _without_gradient(seen: Seen) -> set[str]:
+    return {
+        entry.name
+        for entries, _ in seen.values()
+        for entry in entries
+        if entry.kind == "gradient" and entry.shape is None
+    }
+
+
+def _wrapped(seen: Seen, name: str) -> bool:
+    return any(e.wrapped for entries, _ in seen.values() for e in entries if e.name == name)
+
+
+def _made(step: int, phase: str, found: list[Difference], seen: Seen) -> Divergence:
+    kind = found[0].kind
+    names = {e.name for entries, _ in seen.values() for e in entries if e.kind == kind}
+    return Divergence(
+        step=step,
+        phase=phase,
+        differences=tuple(found),
+        compared=len(names),
+        ranks=tuple(sorted(seen)),
+    )
+
+
+def _values(copies: Mapping[int, tuple[Entry, int]]) -> dict[int, str]:
+    return {
+        rank: repr(struct.unpack("<d", struct.pack("<q", digest))[0])
+        for rank, (entry, digest) in copies.items()
+        if entry.values
+    }
+
+
+def to_json(found: Divergence) -> dict[str, Any]:
+    """Return it as JSON."""
+    return {
+        "step": found.step,
+        "phase": found.phase,
+        "compared": found.compared,
+        "ranks": list(found.ranks),
+        "differences": [
+            {
+                "name": d.name,
+                "kind": d.kind,
+                "groups": [list(group) for group in d.groups],
+                "values": {str(rank): value for rank, value in d.values.items()},
+                "structural": d.structural,
+            }
+            for d in found.differences
+        ],
+    }
+
+
+def from_json(content: dict[str, Any]) -> Divergence:
+    """Read what `to_json` wrote."""
+    return Divergence(
+        step=content["step"],
+        phase=content["phase"],
+        compared=content["compared"],
+        ranks=tuple(content["ranks"]),
+        differences=tuple(
+            Difference(
+                name=d["name"],
+                kind=d["kind"],
+                groups=tuple(tuple(group) for group in d["groups"]),
+                values={int(rank): value for rank, value in d["values"].items()},
+                structural=d["structural"],
+            )
+            for d in content["differences"]
+        ),
+    )

@@ -1,0 +1,84 @@
+"""Puts digests where the peers can read them, and reads theirs; never waits for anyone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.watch.divergence import Seen
+from harness.watch.folder import Folder
+from harness.watch.layout import GRADIENTS, Layout, index_of, place_of
+from harness.watch.ring import Reader, Slot, Writer
+
+_SPARE = 64
+"""Columns beyond those of the first layout: parameters and settings may be added later."""
+
+
+class Exchange:
+    """The digests of one stream, of this rank and of its peers."""
+
+    def __init__(self, folder: Folder, stream: str, peers: Sequence[int]) -> None:
+        """Open what the peers write; `peers` are all ranks of the folder."""
+        self._folder = folder
+        self._stream = stream
+        self._readers = {peer: Reader(folder.ring(stream, peer)) for peer in peers}
+        self._layouts: dict[tuple[int, int], Layout] = {}
+        self._writer: Writer | None = None
+        self._version = -1
+
+    def declare(self, rank: int, layout: Layout) -> bool:
+        """Say what this rank's digests mean from now on; False if there are too many to keep.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        columns = max(map(len, layout.phases.values()))
+        if self._writer is None:
+            self._writer = Writer(self._folder.ring(self._stream, rank), columns + _SPARE)
+        elif columns > self._writer.columns:
+            return False
+        self._version += 1
+        path = self._folder.layout(self._stream, rank, self._version)
+        self._folder.write(path, layout.to_json())
+        return True
+
+    def post(self, index: int, digests: Sequence[int]) -> None:
+        """Write what this rank observed.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        assert self._writer is not None
+        self._writer.write(index, self._version, digests)
+
+    def all_equal(self, index: int) -> bool | None:
+        """Say whether every peer has written the same; None while one of them has not."""
+        slots: list[Slot] = []
+        for reader in self._readers.values():
+            slot = reader.read(index)
+            if slot is None:
+                return None
+            slots.append(slot)
+        # The first step is always looked at in full: names may differ where digests do not, and
+        # equal gradients are what tells replicas with unequal values from parts.
+        first = slots[0]
+        return index > index_of(0, GRADIENTS) and all(s.digests == first.digests for s in slots)
+
+    def look(self, index: int) -> Seen:
+        """Return what each rank wrote at `index`, with its meaning."""
+        seen = {}
+        for rank, reader in self._readers.items():
+            slot = reader.read(index)
+            if slot is None:
+                continue
+            layout = self._layout(rank, slot.layout)
+            if layout is not None:
+                seen[rank] = (layout.phases[place_of(index)[1]], slot.digests)
+        return seen
+
+    def _layout(self, rank: int, version: int) -> Layout | None:
+        if (rank, version) not in self._layouts:
+            content = self._folder.read(self._folder.layout(self._stream, rank, version))
+            if content is None:
+                return None
+            self._layouts[rank, version] = Layout.from_json(content)
+        return self._layouts[rank, version]

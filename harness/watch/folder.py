@@ -1,0 +1,107 @@
+"""The folder where the ranks of one run meet: it owns every path, and finds it without a message.
+
+Files and no messages: a rank never waits for another one here, so nothing can dead-lock, and what
+a rank wrote is still there after it was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_SAME_RUN = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Paths of a watched run, and the two ways of writing there."""
+
+    root: Path
+
+    def ring(self, stream: str, rank: int) -> Path:
+        """Digests of one optimizer on one rank."""
+        return self.root / f"{stream}.rank{rank}.ring"
+
+    def layout(self, stream: str, rank: int, version: int) -> Path:
+        """What the columns of a ring mean."""
+        return self.root / f"{stream}.rank{rank}.layout{version}.json"
+
+    def start(self, rank: int) -> Path:
+        """Written when a rank begins: process id and host."""
+        return self.root / f"rank{rank}.start.json"
+
+    def end(self, rank: int) -> Path:
+        """Written when a rank's script is over."""
+        return self.root / f"rank{rank}.end.json"
+
+    def finding(self, rank: int) -> Path:
+        """The first divergence that this rank was the one to see."""
+        return self.root / f"rank{rank}.finding.json"
+
+    def claim(self, what: str) -> bool:
+        """Return True for the first rank that asks, and False for all others."""
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(self.root / f"{what}.claimed", os.O_CREAT | os.O_EXCL))
+            return True
+        return False
+
+    def write(self, path: Path, content: Any) -> None:
+        """Write JSON so that a reader sees all of it or nothing."""
+        draft = path.with_suffix(f".{os.getpid()}.draft")
+        draft.write_text(json.dumps(content), encoding="utf-8")
+        draft.replace(path)
+
+    def read(self, path: Path) -> Any:
+        """Return the JSON of a file, or None if there is none."""
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
+
+def meeting_place(chosen: str | None) -> Folder:
+    """Return the folder of this run, which every rank of this host computes alike.
+
+    Raises:
+        OSError: the folder cannot be made.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if chosen:
+        root = Path(chosen).absolute() / f"attempt{attempt}"
+    else:
+        known = [os.environ.get(name, "") for name in _SAME_RUN] + [_parent()]
+        key = hashlib.sha256("\0".join(known).encode()).hexdigest()[:16]
+        root = Path(tempfile.gettempdir()) / f"crossrank-{_user()}" / f"watch-{key}"
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return Folder(root)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def _parent() -> str:
+    """Identify the process that started the ranks; its number alone will be used again."""
+    parent = os.getppid()
+    return f"{parent} {process_began(parent)}"
+
+
+def process_began(pid: int) -> str | None:
+    """Return when a process began, in the kernel's ticks, or None if that cannot be told."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # The name in brackets may hold spaces and brackets itself.
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] == "Z" else fields[19]

@@ -1,0 +1,146 @@
+"""Names of parameters as their user knows them, and which of them are replicas by construction."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.utils.hooks import RemovableHandle
+
+_WRAPPERS = {
+    "DistributedDataParallel": "module.",
+    "DataParallel": "module.",
+    "OptimizedModule": "_orig_mod.",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module.",
+}
+_INNER = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known about one parameter from the modules that hold it."""
+
+    name: str
+    wrapped: bool = False
+    """Below DistributedDataParallel, which makes it equal on all ranks."""
+    sharded: bool = False
+    """Below FullyShardedDataParallel, so this rank has its own part of it."""
+
+
+class Modules:
+    """Remembers which modules a program has built; keeps none of them alive."""
+
+    def __init__(self) -> None:
+        """Start listening to torch's own hook for modules that become parts of others."""
+        # By id: a module may define equality and lose its hash.
+        self._parents: dict[int, weakref.ref[nn.Module]] = {}
+        self._handle: RemovableHandle = register_module_module_registration_hook(self._registered)
+
+    def add(self, *models: nn.Module) -> None:
+        """Make modules known that were built before."""
+        for model in models:
+            self._remember(model)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._handle.remove()
+
+    def known(self) -> dict[int, Known]:
+        """Return what is known of each parameter, by `id`, from the outermost modules inwards."""
+        found: dict[int, Known] = {}
+        roots = list(self._roots())
+        titles: dict[str, int] = {}
+        for root in roots:
+            prefix = _title(root, titles) + "." if len(roots) > 1 else ""
+            for name, parameter, wrapped, sharded in _walk(root):
+                before = found.get(id(parameter))
+                if before is None:
+                    found[id(parameter)] = Known(prefix + name, wrapped, sharded)
+                elif wrapped and not before.wrapped:
+                    found[id(parameter)] = Known(before.name, True, before.sharded)
+        return found
+
+    def _roots(self) -> Iterator[nn.Module]:
+        alive = (reference() for reference in list(self._parents.values()))
+        modules = [module for module in alive if module is not None]
+        inner = {id(child) for module in modules for child in module.children()}
+        # In the order in which the program built them, which is the same on all ranks.
+        yield from (m for m in modules if id(m) not in inner and any(True for _ in m.parameters()))
+
+    def _registered(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
+        self._remember(parent)
+
+    def _remember(self, module: nn.Module) -> None:
+        key = id(module)
+        known = self._parents.get(key)
+        if known is None or known() is not module:
+            self._parents[key] = weakref.ref(module, lambda _: self._parents.pop(key, None))
+
+
+def _title(root: nn.Module, titles: dict[str, int]) -> str:
+    inner = root
+    while type(inner).__name__ in _WRAPPERS:
+        inner = next(iter(inner.children()))
+    title = type(inner).__name__
+    titles[title] = titles.get(title, 0) + 1
+    return title if titles[title] == 1 else f"{title}#{titles[title]}"
+
+
+def _walk(root: nn.Module) -> Iterator[tuple[str, nn.Parameter, bool, bool]]:
+    wrapped_ids: set[int] = set()
+    sharded_ids: set[int] = set()
+    for module in root.modules():
+        kind = type(module).__name__
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            ignored = set(getattr(module, "parameters_to_ignore", ()))
+            for name, parameter in module.module.named_parameters():
+                if name not in ignored:
+                    wrapped_ids.add(id(parameter))
+        elif kind == "FullyShardedDataParallel":
+            sharded_ids.update(map(id, module.parameters()))
+    for name, parameter in root.named_parameters():
+        yield (
+            _plain(root, name),
+            parameter,
+            id(parameter) in wrapped_ids,
+            (id(parameter) in sharded_ids),
+        )
+
+
+def _plain(root: nn.Module, name: str) -> str:
+    module: nn.Module = root
+    while (kind := type(module).__name__) in _WRAPPERS and name.startswith(_WRAPPERS[kind]):
+        name = name.removeprefix(_WRAPPERS[kind])
+        module = next(iter(module.children()))
+    for inner in _INNER:
+        name = name.replace(inner, "")
+    return name
+
+
+def cohort_of(parameter: torch.Tensor, rank: int, *, sharded: bool) -> str:
+    """Return what distinguishes the ranks that hold different parts of a tensor, or ''."""
+    mesh, placements = (
+        getattr(parameter, "device_mesh", None),
+        getattr(parameter, "placements", None),
+    )
+    if mesh is not None and placements is not None:
+        place: Iterable[int] = mesh.get_coordinate() or (rank,)
+        parts = [
+            f"{placement} part {coordinate}"
+            for placement, coordinate in zip(placements, place, strict=False)
+            if not placement.is_replicate()
+        ]
+        return ", ".join(parts)
+    if sharded or type(parameter).__name__ == "FlatParameter":
+        return f"part of rank {rank}"
+    return ""
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the memory that this rank has of a tensor; DTensors give their local shard."""
+    part = getattr(tensor, "_local_tensor", None)
+    return tensor if part is None else part

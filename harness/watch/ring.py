@@ -1,0 +1,111 @@
+"""Digests of one optimizer on one rank: a file of fixed size that its peers read.
+
+Slots of equal length. The first ones are kept for good, because only they tell which tensors were
+replicas to begin with, and because ranks that never wait for each other are far apart soon; the
+others are used again and again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_HEAD = struct.Struct("<QII16s")
+"""Index + 1, version of the layout, number of digests, checksum: a torn slot is no slot."""
+KEPT = 65
+BYTES = 8 << 20
+"""Size that a ring may grow to."""
+_FEWEST = 64
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What a rank observed at one place of its execution."""
+
+    index: int
+    layout: int
+    digests: tuple[int, ...]
+
+
+def slots_for(columns: int) -> int:
+    """Return how many slots of so many digests a ring has."""
+    return KEPT + max(_FEWEST, BYTES // (_HEAD.size + 8 * columns) - KEPT)
+
+
+class Writer:
+    """The ring of this rank."""
+
+    def __init__(self, path: Path, columns: int) -> None:
+        """Create the file.
+
+        Raises:
+            OSError: it cannot be created.
+        """
+        self.columns = columns
+        self._slots = slots_for(columns)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        os.pwrite(self._file, struct.pack("<Q", columns), 0)
+
+    def write(self, index: int, layout: int, digests: Sequence[int]) -> None:
+        """Put what was observed at `index` into its slot."""
+        body = struct.pack(f"<{len(digests)}q", *digests)
+        head = _HEAD.pack(index + 1, layout, len(digests), _checksum(index, layout, body))
+        os.pwrite(self._file, head + body, _offset(index, self._slots, self.columns))
+
+
+class Reader:
+    """The ring of another rank, which may not have been created yet."""
+
+    def __init__(self, path: Path) -> None:
+        """Open nothing until something is asked for."""
+        self._path = path
+        self._file: int | None = None
+        self._columns = 0
+        self._slots = 0
+
+    def read(self, index: int) -> Slot | None:
+        """Return what was observed at `index`, or None: not yet, no longer, or half written."""
+        if self._file is None and not self._open():
+            return None
+        assert self._file is not None
+        size = _HEAD.size + 8 * self._columns
+        raw = os.pread(self._file, size, _offset(index, self._slots, self._columns))
+        if len(raw) < _HEAD.size:
+            return None
+        written, layout, count, checksum = _HEAD.unpack_from(raw)
+        body = raw[_HEAD.size : _HEAD.size + 8 * count]
+        if written != index + 1 or _checksum(index, layout, body) != checksum:
+            return None
+        return Slot(index, layout, struct.unpack(f"<{count}q", body))
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _open(self) -> bool:
+        try:
+            self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        raw = os.pread(self._file, 8, 0)
+        if len(raw) < 8:
+            self.close()
+            return False
+        (self._columns,) = struct.unpack("<Q", raw)
+        self._slots = slots_for(self._columns)
+        return True
+
+
+def _offset(index: int, slots: int, columns: int) -> int:
+    place = index if index < KEPT else KEPT + (index - KEPT) % (slots - KEPT)
+    return 8 + place * (_HEAD.size + 8 * columns)
+
+
+def _checksum(index: int, layout: int, body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=16, key=struct.pack("<QI", index, layout)).digest()

@@ -1,0 +1,191 @@
+"""One optimizer of this rank: what there is to observe about it, and the digests at each phase."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import operator
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from harness.watch.digest import Digester
+from harness.watch.layout import GRADIENTS, PARAMETERS, START, Entry, Layout
+from harness.watch.modules import Known, cohort_of, local_part
+
+OWN_STATE = ("ZeroRedundancyOptimizer",)
+"""Optimizers whose state is divided among the ranks."""
+AVERAGING = ("PostLocalSGDOptimizer",)
+"""Optimizers between whose averages the replicas differ on purpose."""
+
+
+class Stream:
+    """An optimizer under observation; rebuilt when its parameters change."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        known: dict[int, Known],
+        rank: int,
+    ) -> None:
+        """Take stock of the parameters of an optimizer."""
+        self._digest = Digester()
+        self._groups = optimizer.param_groups
+        self._parameters: list[torch.Tensor] = []
+        self._entries: list[Entry] = []
+        self._settings: tuple[Any, ...] = ()
+        self._setting_entries: list[Entry] = []
+        self._setting_digests: list[int] = []
+        names = set[str]()
+        for group_index, group in enumerate(self._groups):
+            for index, parameter in enumerate(group["params"]):
+                unnamed = f"param_groups[{group_index}]['params'][{index}]"
+                about = known.get(id(parameter), Known(unnamed))
+                name = about.name if about.name not in names else f"{about.name} ({unnamed})"
+                names.add(name)
+                self._parameters.append(parameter)
+                self._entries.append(
+                    Entry(
+                        name=name,
+                        kind="parameter",
+                        shape=tuple(parameter.shape),
+                        dtype=str(parameter.dtype).removeprefix("torch."),
+                        cohort=cohort_of(parameter, rank, sharded=about.sharded),
+                        wrapped=about.wrapped,
+                    )
+                )
+        self._ids = [id(p) for p in self._parameters]
+        self._state = self._state_entries(optimizer)
+
+    @property
+    def sharded(self) -> int:
+        """How many parameters this rank has a part of only."""
+        return sum(bool(entry.cohort) for entry in self._entries)
+
+    @property
+    def parameters(self) -> int:
+        """How many parameters there are."""
+        return len(self._entries)
+
+    def layout(self) -> Layout:
+        """Return what the digests of each phase stand for."""
+        gradients = tuple(
+            Entry(
+                name=entry.name,
+                kind="gradient",
+                # A frozen parameter has no gradient to be compared with its values.
+                shape=entry.shape if parameter.requires_grad else None,
+                dtype=entry.dtype,
+                cohort=entry.cohort,
+                wrapped=entry.wrapped,
+            )
+            for entry, parameter in zip(self._entries, self._parameters, strict=True)
+        )
+        state = tuple(entry for entry, _ in self._state)
+        return Layout(
+            {
+                START: (*self._entries, *state),
+                GRADIENTS: (*self._setting_entries, *gradients),
+                PARAMETERS: tuple(self._entries),
+            }
+        )
+
+    def changed(self) -> bool:
+        """Say whether the optimizer has other parameters, or other names of settings, by now."""
+        ids = [id(p) for group in self._groups for p in group["params"]]
+        settings = self._read_settings()
+        if settings != self._settings:
+            before = list(self._setting_entries)
+            self._settings = settings
+            self._setting_entries, self._setting_digests = _settings(self._groups)
+            return ids != self._ids or before != self._setting_entries
+        return ids != self._ids
+
+    def start(self) -> list[int]:
+        """Return the digests of parameters, and of state that was loaded, before any update."""
+        state = [value() for _, value in self._state]
+        tensors = [value for value in state if isinstance(value, torch.Tensor)]
+        digests = iter(self._digest([local_part(tensor) for tensor in tensors]))
+        return self.after() + [
+            next(digests) if isinstance(value, torch.Tensor) else _bits(value)[0] for value in state
+        ]
+
+    def before(self) -> list[int]:
+        """Return the digests of settings and gradients before an update."""
+        gradients = [parameter.grad for parameter in self._parameters]
+        parts = [None if grad is None else local_part(grad) for grad in gradients]
+        return self._setting_digests + self._digest(parts)
+
+    def after(self) -> list[int]:
+        """Return the digests of the parameters."""
+        return self._digest([local_part(parameter) for parameter in self._parameters])
+
+    def _read_settings(self) -> tuple[Any, ...]:
+        # Tensors are compared by their value, which `is` and `==` do not tell.
+        return tuple(
+            float(value) if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+            for group in self._groups
+            for key, value in group.items()
+            if key != "params"
+        )
+
+    def _state_entries(
+        self, optimizer: torch.optim.Optimizer
+    ) -> list[tuple[Entry, Callable[[], Any]]]:
+        if type(optimizer).__name__ in OWN_STATE:
+            return []
+        found: list[tuple[Entry, Callable[[], Any]]] = []
+        for entry, parameter in zip(self._entries, self._parameters, strict=True):
+            # `state` is a defaultdict: indexing would create what is not there.
+            state = optimizer.state.get(parameter, {})
+            for key, value in sorted(state.items(), key=lambda item: str(item[0])):
+                if isinstance(value, torch.Tensor | int | float):
+                    found.append(
+                        (
+                            Entry(
+                                name=entry.name,
+                                kind=f"state {key}",
+                                cohort=entry.cohort,
+                                wrapped=entry.wrapped,
+                            ),
+                            functools.partial(operator.getitem, state, key),
+                        )
+                    )
+        return found
+
+
+def _settings(groups: list[dict[str, Any]]) -> tuple[list[Entry], list[int]]:
+    entries, digests = [], []
+    for group, key, value in _each_setting(groups):
+        digest, shown = _bits(value)
+        entries.append(Entry(name=f"param_groups[{group}]['{key}']", kind="setting", values=shown))
+        digests.append(digest)
+    return entries, digests
+
+
+def _each_setting(groups: list[dict[str, Any]]) -> Iterator[tuple[int, str, Any]]:
+    for index, group in enumerate(groups):
+        for key, value in group.items():
+            if key in ("params", "param_names"):
+                continue
+            if isinstance(value, tuple | list):
+                for place, part in enumerate(value):
+                    yield index, f"{key}[{place}]", part
+            else:
+                yield index, str(key), value
+
+
+def _bits(value: Any) -> tuple[int, bool]:
+    if isinstance(value, torch.Tensor):
+        value = float(value) if value.numel() == 1 else None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return struct.unpack("<q", struct.pack("<d", float(value)))[0], True
+        except OverflowError:
+            pass
+    # An object's address is not the same on two ranks.
+    plain = repr(value) if isinstance(value, bool | str | int | None) else type(value).__name__
+    digest = hashlib.blake2b(plain.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True), False

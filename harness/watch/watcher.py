@@ -1,0 +1,208 @@
+"""The watcher of one rank: torch's own optimizer hooks in, digests and findings out.
+
+It must not be able to harm: every entry point catches what goes wrong inside, says so once on
+stderr, and stops observing.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from harness.watch.answer import headline
+from harness.watch.divergence import Divergence, divergence, to_json
+from harness.watch.exchange import Exchange
+from harness.watch.folder import Folder, meeting_place, process_began
+from harness.watch.layout import GRADIENTS, PARAMETERS, index_of
+from harness.watch.modules import Modules
+from harness.watch.stream import AVERAGING, Stream
+
+
+class _Observed:
+    """An optimizer with the number of its updates."""
+
+    def __init__(self, number: int, optimizer: Optimizer) -> None:
+        self.number = number
+        self.kind = type(optimizer).__name__
+        self.reference = weakref.ref(optimizer)
+        self.updates = 0
+        self.stream: Stream | None = None
+        self.exchange: Exchange | None = None
+
+
+class Watcher:
+    """Observes all optimizers of this process."""
+
+    def __init__(self, *, folder: str | None = None) -> None:
+        """Register torch's global hooks; nothing else of the program is touched."""
+        self._chosen = folder
+        self.folder: Folder | None = None
+        self.rank = 0
+        self.world_size = 1
+        self.peers: list[int] = [0]
+        self.found: Divergence | None = None
+        self.notes: list[str] = []
+        self.failed: str | None = None
+        self._pid = os.getpid()
+        self._observed: list[_Observed] = []
+        self._running: list[Optimizer] = []
+        self.modules = Modules()
+        self._handles = [
+            register_optimizer_step_pre_hook(self._guard(self._before_step)),
+            register_optimizer_step_post_hook(self._guard(self._after_step)),
+        ]
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        self.modules.close()
+        for handle in self._handles:
+            handle.remove()
+
+    def meet(self) -> None:
+        """Find out which rank this is, and where the others write."""
+        if self.folder is not None:
+            return
+        initialised = torch.distributed.is_available() and torch.distributed.is_initialized()
+        rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        if initialised:
+            rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        self.rank, self.world_size = rank, world_size
+        self.folder = meeting_place(self._chosen)
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+        if self._chosen or here >= world_size:
+            self.peers = list(range(world_size))
+        else:
+            first = rank - int(os.environ.get("LOCAL_RANK", 0))
+            self.peers = list(range(first, first + here))
+            self.note(
+                f"ranks {first} to {first + here - 1} of {world_size} were compared, those of this "
+                "host; type --folder with a folder that all hosts share to compare all"
+            )
+        about = {
+            "pid": os.getpid(),
+            "began": process_began(os.getpid()),
+            "host": socket.gethostname(),
+            "world_size": world_size,
+        }
+        self.folder.write(self.folder.start(rank), about)
+
+    def note(self, text: str) -> None:
+        """Keep a sentence on what could not be observed."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Return what was observed of each optimizer."""
+        return [
+            {
+                "kind": one.kind,
+                "updates": one.updates,
+                "parameters": one.stream.parameters if one.stream else 0,
+                "sharded": one.stream.sharded if one.stream else 0,
+            }
+            for one in self._observed
+        ]
+
+    def exchange_of(self, number: int) -> Exchange:
+        """Return a fresh view on what all ranks wrote about an optimizer."""
+        assert self.folder is not None
+        return Exchange(self.folder, f"optimizer{number}", self.peers)
+
+    def _guard(self, act: Callable[[Optimizer], None]) -> Callable[..., None]:
+        def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            # A compiler would trace what is below into the user's graph.
+            if torch.compiler.is_compiling() or self.failed or os.getpid() != self._pid:
+                return
+            try:
+                act(optimizer)
+            except Exception as error:
+                self.failed = f"{type(error).__name__}: {error}"
+                say(f"rank {self.rank} stopped watching, the training goes on: {self.failed}")
+
+        return hook
+
+    def _before_step(self, optimizer: Optimizer) -> None:
+        if optimizer in self._running:
+            # Its last step raised, so that no hook was told of the end.
+            self._running.clear()
+        self._running.append(optimizer)
+        if len(self._running) > 1:
+            # Stepped by another optimizer, which is the one that leaves replicas equal.
+            return
+        self.meet()
+        if self.world_size == 1:
+            return
+        observed = self._observe(optimizer)
+        if observed.kind in AVERAGING:
+            self.note(f"{observed.kind}: replicas differ on purpose between averages; not compared")
+            return
+        known = None
+        if observed.stream is None or observed.stream.changed():
+            known = self.modules.known()
+            observed.stream = Stream(optimizer, known, self.rank)
+            observed.stream.changed()
+            if observed.exchange is None:
+                observed.exchange = self.exchange_of(observed.number)
+            if not observed.exchange.declare(self.rank, observed.stream.layout()):
+                self.note(f"{observed.kind}: more parameters were added than can be followed")
+                observed.stream, observed.exchange = None, None
+                raise RuntimeError("too many parameters were added to an optimizer")
+        if observed.updates == 0:
+            self._post(observed, 0, observed.stream.start())
+        index = index_of(observed.updates, GRADIENTS)
+        self._post(observed, index, observed.stream.before())
+
+    def _after_step(self, optimizer: Optimizer) -> None:
+        if not any(running is optimizer for running in self._running):
+            return
+        outermost = self._running[0] is optimizer
+        del self._running[next(i for i, o in enumerate(self._running) if o is optimizer) :]
+        if not outermost or self.world_size == 1:
+            return
+        observed = self._observe(optimizer)
+        if observed.stream is not None:
+            index = index_of(observed.updates, PARAMETERS)
+            self._post(observed, index, observed.stream.after())
+        observed.updates += 1
+
+    def _observe(self, optimizer: Optimizer) -> _Observed:
+        for one in self._observed:
+            if one.reference() is optimizer:
+                return one
+        self._observed.append(_Observed(len(self._observed), optimizer))
+        return self._observed[-1]
+
+    def _post(self, observed: _Observed, index: int, digests: list[int]) -> None:
+        exchange = observed.exchange
+        assert exchange is not None
+        assert self.folder is not None
+        exchange.post(index, digests)
+        # The last rank to come sees all others; the ones before it have nothing to wait for.
+        if self.found is not None or exchange.all_equal(index) is not False:
+            return
+        found = divergence(exchange.look, index)
+        if found is None:
+            return
+        self.found = found
+        content = {"optimizer": observed.number, "kind": observed.kind, "found": to_json(found)}
+        self.folder.write(self.folder.finding(self.rank), content)
+        if self.folder.claim("announced"):
+            say(headline(found))
+
+
+def say(text: str) -> None:
+    """Print one line on stderr, where it does not mix with what the script prints."""
+    # One write: the ranks share a stream, and lines of two ranks must not run into each other.
+    sys.stderr.write(f"crossrank: {text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,1 @@
+"""Training scripts as users write them, correct and faulty; each is run under the watcher."""
