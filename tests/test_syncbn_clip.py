@@ -408,9 +408,9 @@ def test_a_layer_that_keeps_nothing_is_named(run: Run) -> None:
         assert "scenario.momentum=1.0" in found[claim].reason
 
 
-def reproduced(results: Path, *words: str) -> Mapping[str, Finding]:
+def reproduced(results: Path, *words: str, permutations: int = 0) -> Mapping[str, Finding]:
     command = [sys.executable, "-m", "launch", "scenario=syncbn_clip", "gpus=2", "device=cpu"]
-    command += ["scenario.permutations=0", f"results={results}", "quiet=true", *words]
+    command += [f"scenario.permutations={permutations}", f"results={results}", "quiet=true", *words]
     subprocess.run(command, cwd=ROOT, capture_output=True, timeout=300, check=False)
     (verdict,) = results.rglob("verdict.json")
     return decide(case.SCENARIO, "syncbn_clip", Tables.read(Layout(verdict.parent))).findings
@@ -425,11 +425,17 @@ def test_a_momentum_too_small_to_move_a_clip_shows_no_decay_and_needs_no_remedy(
         assert "scenario.momentum=1e-12" in found[claim].reason
 
 
+def test_a_channel_without_any_variance_is_rounding_off_one_process(tmp_path: Path) -> None:
+    found = reproduced(tmp_path, "scenario.quiet=0", permutations=20)
+    assert found["matches_one_process"].outcome is HOLDS, found["matches_one_process"]
+
+
 def test_statistics_that_overflow_decide_nothing(tmp_path: Path) -> None:
     found = reproduced(tmp_path, "scenario.lr=1e30")
     for name, finding in found.items():
         assert finding.outcome in (CLAIMS[name].expects, UNKNOWN), (name, finding.reason)
-    for claim in ("sync_after_backward", "clip_overwritten", "momentum_none", "clip_on_rank0"):
+    void = ("sync_after_backward", "clip_overwritten", "momentum_none", "matches_one_process")
+    for claim in (*void, "clip_on_rank0"):
         assert found[claim].outcome is UNKNOWN, found[claim]
         assert "scenario.lr=1e+30" in found[claim].reason
 

@@ -247,7 +247,11 @@ def judge_hard_labels(t: Tables) -> Finding:
         )
     if hard.fault and soft.clean and even[0].clean:
         return holds(f"hard labels: {hard}; soft labels: {soft}", **fields)
-    return unknown(f"hard {hard}, soft {soft}, soft over all rows {rows}", **fields)
+    return unknown(
+        f"hard {hard}, soft {soft}, soft over all rows {rows}, with equal counts hard {even[0]}, "
+        f"soft {even[1]}; in every dtype: {stays} ({settings(t, 'lr', 'batch')})",
+        **fields,
+    )
 
 
 def judge_form(t: Tables) -> Finding:
