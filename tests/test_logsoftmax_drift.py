@@ -459,7 +459,7 @@ def test_unequal_rows_are_no_control_for_the_mean_over_rows(run):
     plan = dataclasses.replace(run.plan, params={**run.plan.params, "batch": 481})
     found = run.judged(run.streams(), plan)["hard_labels"]
     assert found.outcome is Outcome.UNKNOWN
-    assert "scenario.batch=482" in found.reason
+    assert "scenario.batch=484" in found.reason
 
 
 def test_the_worst_rank_counts(run):

@@ -221,7 +221,7 @@ def judge_hard_labels(t: Tables) -> Finding:
     if batch % world:
         raise MissingRecord(
             f"scenario.batch={batch} gives {world} ranks unequal rows, so that the mean over all "
-            f"rows is no control; type scenario.batch={world * -(-batch // world)}"
+            f"rows is no control; type scenario.batch={2 * world * -(-batch // (2 * world))}"
         )
     hard, soft = gap(t, "uneven", "reference"), gap(t, "uneven_soft", "reference_soft")
     even = gap(t, "equal", "reference"), gap(t, "equal_soft", "reference_soft")
