@@ -7,6 +7,18 @@ or, in code: `from harness.watch import attach` and `attach(model, optimizer)`.
 
 from __future__ import annotations
 
-from harness.watch.attach import attach
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from harness.watch.attach import attach
 
 __all__ = ["attach"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `attach`, and torch with it, when it is asked for: a watched script comes first."""
+    if name == "attach":
+        from harness.watch.attach import attach
+
+        return attach
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,6 +12,13 @@ import types
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.watch.after_torch import AfterTorch
+from harness.watch.exit_codes import NOT_OBSERVED
+
+if TYPE_CHECKING:
+    from harness.watch.watcher import Watcher
 
 USAGE = "torchrun --nproc-per-node=N -m harness.watch [--quiet] [--folder FOLDER] train.py ARGS..."
 
@@ -50,10 +57,7 @@ def main() -> None:
     """Run the script as `python script.py` would, and end as it ends."""
     options = parse(sys.argv[1:])
     code = _compiled(options.script)
-    from harness.watch.closing import close
-    from harness.watch.watcher import Watcher
-
-    watcher = Watcher(folder=options.folder)
+    watch = _Watch(options)
     # Its own module under the name __main__, for good: what the script pickles, and what it
     # registers to run at exit, looks for it there.
     module = types.ModuleType("__main__")
@@ -65,20 +69,47 @@ def main() -> None:
         exec(code, module.__dict__)  # noqa: S102
     except SystemExit as exit_:
         ended = _exit_code(exit_.code)
-        watched = close(watcher, script_code=ended, quiet=options.quiet)
+        watched = watch.close(ended)
         if ended or not watched:
             raise
         sys.exit(watched)
     except KeyboardInterrupt:
-        close(watcher, script_code=130, quiet=options.quiet)
+        watch.close(130)
         raise
     except BaseException as error:
         # Without the frames of this file, and through the hook that the script may have installed.
         trace = error.__traceback__
         sys.excepthook(type(error), error, trace and trace.tb_next)
-        close(watcher, script_code=1, quiet=options.quiet)
+        watch.close(1)
         sys.exit(1)
-    sys.exit(close(watcher, script_code=0, quiet=options.quiet))
+    sys.exit(watch.close(0))
+
+
+class _Watch:
+    """The watcher, which begins with the script's own import of torch."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._watcher: Watcher | None = None
+        self._waiting = AfterTorch(self._begin)
+
+    def close(self, script_code: int) -> int:
+        """Let the watcher answer; return the exit code."""
+        self._waiting.close()
+        if self._watcher is None:
+            print("crossrank: could not observe: torch was not imported", file=sys.stderr)
+            return script_code or NOT_OBSERVED
+        from harness.watch.closing import close
+
+        return close(self._watcher, script_code=script_code, quiet=self._options.quiet)
+
+    def _begin(self) -> None:
+        try:
+            from harness.watch.watcher import Watcher
+
+            self._watcher = Watcher(folder=self._options.folder)
+        except Exception as error:
+            print(f"crossrank: could not begin to watch: {error!r}", file=sys.stderr)
 
 
 def _compiled(script: str) -> types.CodeType:

@@ -26,8 +26,10 @@ def who(difference: Difference) -> str:
         return f"{ranks(difference.odd)} {verb}"
     if len(difference.groups) == 2 and sum(map(len, difference.groups)) == 2:
         return f"{ranks(sorted(sum(difference.groups, ())))} differ"
-    sides = " | ".join(ranks(group) for group in difference.groups)
-    return f"no two halves agree: {sides} differ"
+    if all(len(group) == 1 for group in difference.groups):
+        return "all ranks differ from each other"
+    sides = ", ".join(ranks(group) for group in difference.groups)
+    return f"no majority: {sides} differ"
 
 
 def ranks(members: Sequence[int]) -> str:
@@ -48,10 +50,11 @@ def what(difference: Difference) -> str:
 
 def evidence(found: Divergence, *, optimizer: str, number: int) -> list[str]:
     """Return the table below the first line: a row for each thing that differs."""
+    step = found.step
     when = {
         START: "before the first update",
-        GRADIENTS: f"before update {found.step}, with the gradients it is made from",
-    }.get(found.phase, f"after update {found.step}; before it all gradients were equal")
+        GRADIENTS: f"before update {step}, in what it is made from",
+    }.get(found.phase, f"after update {step}; its gradients and settings were equal")
     lines = [
         f"  where    {when}, of optimizer {number} ({optimizer}); steps count from 0",
         f"  compared {found.compared} of this kind on {ranks(found.ranks)}",

@@ -8,9 +8,8 @@ from typing import Any
 
 from harness.watch.answer import evidence, headline, ranks
 from harness.watch.divergence import Divergence, divergence, from_json, rank_local
+from harness.watch.exit_codes import DIVERGED, NOT_OBSERVED, NOTHING_FOUND
 from harness.watch.watcher import Watcher, say
-
-EQUAL, DIVERGED, NOT_OBSERVED = 0, 20, 22
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +81,9 @@ def _answer(
         return Answer(exit_code=DIVERGED, lines=(headline(what), *table, *below, *kept))
     seen = [one for end in ends.values() for one in end["optimizers"]]
     if watcher.world_size == 1:
-        return Answer(exit_code=0, lines=("one process: there is no replica to compare", *below))
+        return Answer(
+            exit_code=NOTHING_FOUND, lines=("one process: there is no replica to compare", *below)
+        )
     if not seen or any(end["failed"] for end in ends.values()):
         first = "could not observe: " + ("no optimizer made a step" if not seen else notes[0])
         return Answer(exit_code=NOT_OBSERVED, lines=(first, *below))
@@ -111,7 +112,7 @@ def _equal(watcher: Watcher, ends: dict[int, Any], below: list[str]) -> Answer:
     counts = sorted({sum(o["updates"] for o in end["optimizers"]) for end in ends.values()})
     updates = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     first = f"no divergence: {whole} replicated parameters, {updates} updates, {len(ends)} ranks"
-    return Answer(exit_code=EQUAL, lines=(first, *below))
+    return Answer(exit_code=NOTHING_FOUND, lines=(first, *below))
 
 
 def _first_found(watcher: Watcher) -> tuple[int, str, Divergence] | None:

@@ -66,8 +66,12 @@ class Folder:
             return None
 
 
-def meeting_place(chosen: str | None) -> Folder:
+def meeting_place(chosen: str | None, token: str | None = None) -> Folder:
     """Return the folder of this run, which every rank of this host computes alike.
+
+    Args:
+        chosen: the folder that was typed, if any.
+        token: what the ranks have agreed on, if they could; else their common parent serves.
 
     Raises:
         OSError: the folder cannot be made.
@@ -76,7 +80,7 @@ def meeting_place(chosen: str | None) -> Folder:
     if chosen:
         root = Path(chosen).absolute() / f"attempt{attempt}"
     else:
-        known = [os.environ.get(name, "") for name in _SAME_RUN] + [_parent()]
+        known = [os.environ.get(name, "") for name in _SAME_RUN] + [token or _parent()]
         key = hashlib.sha256("\0".join(known).encode()).hexdigest()[:16]
         root = Path(tempfile.gettempdir()) / f"crossrank-{_user()}" / f"watch-{key}"
     root.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import operator
@@ -19,6 +20,9 @@ OWN_STATE = ("ZeroRedundancyOptimizer",)
 """Optimizers whose state is divided among the ranks."""
 AVERAGING = ("PostLocalSGDOptimizer",)
 """Optimizers between whose averages the replicas differ on purpose."""
+
+
+_NO_SETTING = ("params", "param_names")
 
 
 class Stream:
@@ -123,12 +127,11 @@ class Stream:
         return self._digest([local_part(parameter) for parameter in self._parameters])
 
     def _read_settings(self) -> tuple[Any, ...]:
-        # Tensors are compared by their value, which `is` and `==` do not tell.
         return tuple(
-            float(value) if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+            _plain(value)
             for group in self._groups
             for key, value in group.items()
-            if key != "params"
+            if key not in _NO_SETTING
         )
 
     def _state_entries(
@@ -168,7 +171,7 @@ def _settings(groups: list[dict[str, Any]]) -> tuple[list[Entry], list[int]]:
 def _each_setting(groups: list[dict[str, Any]]) -> Iterator[tuple[int, str, Any]]:
     for index, group in enumerate(groups):
         for key, value in group.items():
-            if key in ("params", "param_names"):
+            if key in _NO_SETTING:
                 continue
             if isinstance(value, tuple | list):
                 for place, part in enumerate(value):
@@ -177,15 +180,23 @@ def _each_setting(groups: list[dict[str, Any]]) -> Iterator[tuple[int, str, Any]
                 yield index, str(key), value
 
 
+def _plain(value: Any) -> Any:
+    """Return what can be compared; other objects stand for their type, and are not."""
+    if isinstance(value, int | float | str | None):
+        return value
+    if isinstance(value, tuple | list):
+        return tuple(map(_plain, value))
+    # Reading a number from a device would make the program wait for it.
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and value.device.type == "cpu":
+        return float(value)
+    return type(value).__name__
+
+
 def _bits(value: Any) -> tuple[int, bool]:
-    if isinstance(value, torch.Tensor):
-        value = float(value) if value.numel() == 1 else None
+    """Return 64 bits for a value, and whether they are those of a number that can be shown."""
+    value = _plain(value)
     if isinstance(value, int | float) and not isinstance(value, bool):
-        try:
+        with contextlib.suppress(OverflowError):
             return struct.unpack("<q", struct.pack("<d", float(value)))[0], True
-        except OverflowError:
-            pass
-    # An object's address is not the same on two ranks.
-    plain = repr(value) if isinstance(value, bool | str | int | None) else type(value).__name__
-    digest = hashlib.blake2b(plain.encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(repr(value).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True), False

@@ -7,6 +7,7 @@ stderr, and stops observing.
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import sys
 import weakref
@@ -27,6 +28,9 @@ from harness.watch.folder import Folder, meeting_place, process_began
 from harness.watch.layout import GRADIENTS, PARAMETERS, index_of
 from harness.watch.modules import Modules
 from harness.watch.stream import AVERAGING, Stream
+
+MOST = 64
+"""Optimizers that are followed; each has a file of its own."""
 
 
 class _Observed:
@@ -78,7 +82,7 @@ class Watcher:
         if initialised:
             rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         self.rank, self.world_size = rank, world_size
-        self.folder = meeting_place(self._chosen)
+        self.folder = meeting_place(self._chosen, _token() if initialised else None)
         here = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
         if self._chosen or here >= world_size:
             self.peers = list(range(world_size))
@@ -181,6 +185,8 @@ class Watcher:
             if one.reference() is optimizer:
                 return one
         self._observed.append(_Observed(len(self._observed), optimizer))
+        if len(self._observed) > MOST:
+            raise RuntimeError(f"the script makes new optimizers again and again, {MOST} so far")
         return self._observed[-1]
 
     def _post(self, observed: _Observed, index: int, digests: list[int]) -> None:
@@ -199,6 +205,21 @@ class Watcher:
         self.folder.write(self.folder.finding(self.rank), content)
         if self.folder.claim("announced"):
             say(headline(found))
+
+
+def _token() -> str | None:
+    """Agree on a word with the other ranks, without waiting for them.
+
+    torchrun is the parent of one run only. Whoever starts ranks with mp.spawn may do so again.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return None
+    default_store = getattr(torch.distributed.distributed_c10d, "_get_default_store", None)
+    if default_store is None:
+        return None
+    # The first rank to ask sets it, the others get what is set.
+    agreed = default_store().compare_set("crossrank/watch", "", secrets.token_hex(8))
+    return str(agreed.decode())
 
 
 def say(text: str) -> None:

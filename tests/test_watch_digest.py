@@ -1,0 +1,163 @@
+"""The digest of the watcher: it sees every bit and every order, and depends on nothing else."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from harness.watch import digest
+from harness.watch.digest import LARGE, ROW, Digester
+
+SIZES = [1, 2, 3, 7, 64, 511, 513, LARGE // 4 - 1, LARGE // 4, LARGE // 4 + 3, LARGE + 5]
+
+
+def of(*tensors):
+    return Digester()(list(tensors))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_kind_of_bit_flip_is_seen(size):
+    values = torch.randn(size)
+    before = of(values)
+    draw = random.Random(size)
+    places = {0, size - 1, size // 2, *(draw.randrange(size) for _ in range(20))}
+    for place in places:
+        for bit in (0, 1, 15, 22, 23, 30, 31):
+            flipped = values.clone()
+            flipped.view(torch.int32)[place] ^= -(1 << 31) if bit == 31 else 1 << bit
+            assert of(flipped) != before, (place, bit)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_two_flipped_signs_do_not_cancel(dtype):
+    values = torch.ones(4096, dtype=dtype)
+    seen = {of(values)[0]}
+    for other in range(1, 200):
+        flipped = values.clone()
+        flipped[[0, other * 20]] *= -1
+        seen.add(of(flipped)[0])
+    assert len(seen) == 200
+    assert of(-values) != of(values)
+
+
+@pytest.mark.parametrize("size", [64, ROW, 4 * LARGE])
+def test_permutations_are_seen(size):
+    values = torch.where(torch.arange(size) % 3 == 0, 1.0, -1.0)
+    before = of(values)
+    draw = random.Random(3)
+    row = ROW // 4
+    for _ in range(50):
+        a, b = draw.randrange(size), draw.randrange(size)
+        swapped = values.clone()
+        swapped[[a, b]] = values[[b, a]]
+        assert (of(swapped) != before) == bool(values[a] != values[b]), (a, b)
+    if size > 2 * row:
+        ramp = torch.arange(size, dtype=torch.float32)
+        rows = ramp.clone()
+        rows[:row], rows[row : 2 * row] = ramp[row : 2 * row], ramp[:row]
+        assert of(rows) != of(ramp)
+    assert of(values.roll(1)) != before
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -1.0, float("nan")])
+def test_constants_of_any_length_differ(value):
+    sizes = [0, *range(1, 70), 2 * ROW, LARGE, LARGE + 1]
+    assert len({of(torch.full((size,), value))[0] for size in sizes}) == len(sizes)
+
+
+def test_absent_empty_shape_and_dtype_count():
+    zeros = [torch.zeros(6), torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(6).int()]
+    others = [None, torch.zeros(0), torch.zeros(3, dtype=torch.float64), torch.tensor(0.0)]
+    assert len(set(of(*zeros, *others))) == len(zeros) + len(others)
+
+
+def test_signed_zeros_and_nan_payloads_count():
+    plain = torch.tensor([0.0, float("nan")])
+    assert of(torch.tensor([-0.0, float("nan")])) != of(plain)
+    payload = plain.clone()
+    payload.view(torch.int32)[1] ^= 1
+    assert torch.isnan(payload[1])
+    assert of(payload) != of(plain)
+
+
+@pytest.mark.parametrize("size", [5, ROW, LARGE, LARGE + 77])
+def test_company_memory_format_and_offset_do_not_count(size):
+    values = torch.randn(size)
+    alone = of(values)[0]
+    crowd = [torch.randn(3 * LARGE), torch.randn(9), values, None, torch.randn(ROW)]
+    assert of(*crowd)[2] == alone
+    shifted = torch.empty(size + 1)[1:].copy_(values)
+    assert of(shifted)[0] == alone
+    spread = torch.empty(size, 2)[:, 1].copy_(values)
+    assert of(spread)[0] == alone
+    image = torch.randn(4, 3, 5, 6)
+    assert of(image.to(memory_format=torch.channels_last)) == of(image)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float16, torch.bfloat16, torch.float64, torch.complex64, torch.bool, torch.uint8],
+)
+def test_all_dtypes_and_odd_lengths(dtype):
+    values = (torch.arange(LARGE + 3) % 2).to(dtype)
+    changed = values.clone()
+    changed[-1] = ~values[-1] if dtype == torch.bool else 7
+    small = values[:5].clone(), changed[-5:].clone()
+    assert of(values) == of(values.clone()) != of(changed)
+    assert of(small[0]) != of(small[1])
+
+
+def test_it_reuses_its_buffers_without_a_trace_of_what_was_there():
+    digester = Digester()
+    first, second = [torch.randn(70)], [torch.randn(70)]
+    a, b = digester(first), digester(second)
+    assert a != b
+    assert digester(first) == a
+    digester([torch.randn(300_000), None])
+    assert digester(second) == b
+
+
+def test_a_processor_without_an_exact_int8_product_gets_the_same_digests(monkeypatch):
+    values = [torch.randn(5000), torch.randn(2 * LARGE)]
+    fast = of(*values)
+    monkeypatch.setattr(digest, "_product_is_exact", lambda: False)
+    monkeypatch.delattr(torch, "_int_mm")
+    assert of(*values) == fast
+
+
+def test_the_digest_never_changes():
+    """Recorded runs are compared across versions of torch: computed here by its definition."""
+    values = list(range(-600, 600))
+    raw = b"".join(value.to_bytes(4, "little", signed=True) for value in values)
+    weights = signed(digest._random("bytes", ROW * digest.SUMS), 1)
+    rows = signed(digest._random("rows", 64 * digest.SUMS * 8), 8)
+    total = signed(digest._random("torch.int32 (1200,)", 8), 8)[0]
+    for row in range(-(-len(raw) // ROW)):
+        part = signed(raw[row * ROW : (row + 1) * ROW], 1)
+        for column in range(digest.SUMS):
+            column_weights = weights[column * ROW : (column + 1) * ROW]
+            exact = sum(x * (w >> 1) for x, w in zip(part, column_weights, strict=False))
+            total += exact * (rows[row * digest.SUMS + column] | 1)
+    expected = (total + 2**63) % 2**64 - 2**63
+    assert of(torch.tensor(values, dtype=torch.int32)) == [expected]
+
+
+def signed(raw, size):
+    return [
+        int.from_bytes(raw[i : i + size], "little", signed=True) for i in range(0, len(raw), size)
+    ]
+
+
+def test_modes_of_the_program_do_not_see_it():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    values = torch.randn(LARGE)
+    expected = of(values)
+    with FlopCounterMode(display=False) as flops:
+        inside = of(values)
+    assert inside == expected
+    assert flops.get_total_flops() == 0
+    with torch.device("meta"):
+        assert of(values) == expected

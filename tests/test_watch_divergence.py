@@ -1,0 +1,160 @@
+"""The first divergence, from digests alone: order, majority, replicas and parts."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.watch.answer import headline, who
+from harness.watch.divergence import differences, divergence, from_json, rank_local, to_json
+from harness.watch.layout import GRADIENTS, PARAMETERS, START, Entry, index_of, place_of
+
+NAMES = ("a", "b", "c")
+
+
+def run(ranks=3, steps=3, *, wrapped=False, cohorts=None, start=None, grads=None, params=None):
+    """Digests of a healthy run, then what was asked for: {(step, name, rank): digest}."""
+
+    def entries(kind, rank):
+        return tuple(
+            Entry(
+                name=name,
+                kind=kind,
+                shape=(2,),
+                dtype="float32",
+                wrapped=wrapped,
+                cohort=(cohorts or {}).get((name, rank), ""),
+            )
+            for name in NAMES
+        )
+
+    def look(index):
+        step, phase = place_of(index)
+        if step >= steps:
+            return {}
+        kind, changes = {
+            START: ("parameter", start),
+            GRADIENTS: ("gradient", grads),
+            PARAMETERS: ("parameter", params),
+        }[phase]
+        return {
+            rank: (
+                entries(kind, rank),
+                tuple((changes or {}).get((step, name, rank), 7) for name in NAMES),
+            )
+            for rank in range(ranks)
+        }
+
+    return look
+
+
+def first(look, steps=3):
+    for index in range(1 + 2 * steps):
+        found = divergence(look, index)
+        if found is not None:
+            return found
+    return None
+
+
+def test_places_in_execution_order_are_one_to_one():
+    places = [(0, START)] + [(s, p) for s in range(4) for p in (GRADIENTS, PARAMETERS)]
+    assert [index_of(*place) for place in places] == list(range(9))
+    assert [place_of(index) for index in range(9)] == places
+
+
+def test_equal_digests_are_silent():
+    assert first(run()) is None
+
+
+def test_a_changed_parameter_is_found_in_its_step_with_its_rank():
+    found = first(run(params={(1, "b", 2): 8, (2, "a", 2): 8, (2, "b", 2): 8}))
+    assert (found.step, found.phase, found.ranks) == (1, PARAMETERS, (0, 1, 2))
+    (one,) = found.differences
+    assert (one.name, one.odd, one.groups) == ("b", (2,), ((0, 1), (2,)))
+    assert headline(found).startswith("step 1: rank 2 differs from the others in parameter b,")
+
+
+def test_what_the_update_was_made_from_comes_first():
+    look = run(grads={(1, "b", 0): 8, (1, "c", 0): 8}, params={(1, "b", 0): 8, (1, "c", 0): 8})
+    found = first(look)
+    assert (found.step, found.phase) == (1, GRADIENTS)
+    # Backward reaches the last layer first.
+    assert [one.name for one in found.differences] == ["c", "b"]
+
+
+def test_gradients_that_the_optimizer_itself_reduces_are_no_fault():
+    assert (
+        first(run(grads={(s, n, r): r for s in range(3) for n in NAMES for r in range(3)})) is None
+    )
+
+
+def test_other_tensors_gradients_are_not_blamed():
+    found = first(run(grads={(1, "a", 0): 8}, params={(1, "b", 0): 8}))
+    assert (found.phase, [one.name for one in found.differences]) == (PARAMETERS, ["b"])
+
+
+def test_unequal_start_with_equal_gradients_is_a_fault():
+    found = first(run(start={(0, "b", 1): 8}, params={(s, "b", 1): 9 for s in range(3)}))
+    assert (found.step, found.phase, found.differences[0].odd) == (0, START, (1,))
+    assert headline(found).startswith("before the first step: rank 1 differs")
+
+
+def test_parts_are_not_replicas():
+    changes = {(s, "b", r): r for s in range(3) for r in range(3)}
+    look = run(start=changes, grads=changes, params=changes)
+    assert first(look) is None
+    assert rank_local(look) == {"b"}
+    broken = run(start=changes, grads=changes, params=changes | {(2, "a", 1): 8})
+    found = first(broken)
+    assert (found.step, [one.name for one in found.differences]) == (2, ["a"])
+
+
+def test_below_a_wrapper_unequal_starts_are_a_fault_whatever_the_gradients():
+    changes = {(0, "b", r): r for r in range(3)}
+    found = first(run(wrapped=True, start=changes, grads=changes))
+    assert (found.phase, found.differences[0].name) == (START, "b")
+
+
+def test_shards_are_never_compared_with_other_shards_but_with_their_replicas():
+    # Two ranks hold part 0 and two hold part 1.
+    cohorts = {("b", rank): f"part {rank // 2}" for rank in range(4)}
+    changes = {(s, "b", r): r // 2 for s in range(3) for r in range(4)}
+    everywhere = {"start": changes, "grads": changes, "cohorts": cohorts, "ranks": 4}
+    assert first(run(**everywhere, params=changes)) is None
+    found = first(run(**everywhere, params=changes | {(1, "b", 3): 9}))
+    assert found.step == 1
+    assert found.differences[0].groups == ((2,), (3,))
+
+
+@pytest.mark.parametrize(
+    ("digests", "odd", "says"),
+    [
+        ((7, 7, 8), (2,), "rank 2 differs from the others"),
+        ((8, 7, 9, 7, 7), (0, 2), "ranks 0 and 2 differ from the others"),
+        ((7, 8), (), "ranks 0 and 1 differ"),
+        ((7, 8, 9), (), "all ranks differ from each other"),
+        ((7, 7, 8, 8), (), "no majority: ranks 0 and 1, ranks 2 and 3 differ"),
+    ],
+)
+def test_the_odd_rank_needs_a_majority(digests, odd, says):
+    entry = (Entry(name="a", kind="parameter", shape=(1,)),)
+    (one,) = differences({rank: (entry, (digest,)) for rank, digest in enumerate(digests)})
+    assert one.odd == odd
+    assert who(one) == says
+
+
+def test_order_of_registration_does_not_matter_but_names_do():
+    a, b = (Entry(name=n, kind="parameter", shape=(1,), wrapped=True) for n in "ab")
+    assert differences({0: ((a, b), (1, 2)), 1: ((b, a), (2, 1))}) == []
+    found = differences({0: ((a, b), (1, 2)), 1: ((b, a), (1, 2))})
+    assert [one.name for one in found] == ["a", "b"]
+
+
+def test_what_a_rank_lacks_is_a_difference_and_not_agreement():
+    a, b = (Entry(name=n, kind="parameter", shape=(1,)) for n in "ab")
+    (one,) = differences({0: ((a, b), (1, 2)), 1: ((a,), (1,)), 2: ((a, b), (1, 2))})
+    assert (one.name, one.structural, one.odd) == ("b", True, (1,))
+
+
+def test_a_divergence_survives_json():
+    found = first(run(grads={(1, "b", 0): 8}, params={(1, "b", 0): 8}))
+    assert from_json(to_json(found)) == found
