@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from harness.scenario import Claim, Kind, Outcome
-from scenarios._syncbn_clip import clip, freeze
+from scenarios._syncbn_clip import clip, freeze, remedies
 
 STATEMENTS = (
     Claim(
@@ -74,7 +74,7 @@ CLIP_REMEDIES = (
         text="Clip after each step on every rank: checkpoint and eval are at the bound.",
         expects=Outcome.HOLDS,
         judge=partial(
-            clip.keeps_bound, arms=("sync_clip_all", "plain_clip_all", "plain_clip_all_off")
+            remedies.keeps_bound, arms=("sync_clip_all", "plain_clip_all", "plain_clip_all_off")
         ),
     ),
     Claim(
@@ -82,56 +82,56 @@ CLIP_REMEDIES = (
         kind=Kind.REMEDY,
         text="Clip on rank 0 only: DDP hands it to the other ranks.",
         expects=Outcome.REFUTED,
-        judge=partial(clip.keeps_bound, arms=("sync_clip_rank0", "plain_clip_rank0")),
+        judge=partial(remedies.keeps_bound, arms=("sync_clip_rank0", "plain_clip_rank0")),
     ),
     Claim(
         name="broadcast_off",
         kind=Kind.REMEDY,
         text="Switch DDP's buffer broadcast off, and a clip on one rank is enough.",
         expects=Outcome.REFUTED,
-        judge=partial(clip.keeps_bound, arms=("plain_clip_rank0_off", "plain_clip_rank1_off")),
+        judge=partial(remedies.keeps_bound, arms=("plain_clip_rank0_off", "plain_clip_rank1_off")),
     ),
     Claim(
         name="momentum_none",
         kind=Kind.REMEDY,
         text="With momentum=None a clipped running_var stays at the bound.",
         expects=Outcome.REFUTED,
-        judge=clip.momentum_none,
+        judge=remedies.momentum_none,
     ),
     Claim(
         name="forward_hook",
         kind=Kind.REMEDY,
         text="Clip in a forward hook of a SyncBatchNorm: checkpoint and eval are at the bound.",
         expects=Outcome.HOLDS,
-        judge=partial(clip.keeps_bound, arms=("sync_forward_hook",)),
+        judge=partial(remedies.keeps_bound, arms=("sync_forward_hook",)),
     ),
     Claim(
         name="forward_hook_on_plain",
         kind=Kind.REMEDY,
         text="The same forward hook does it for plain BatchNorm.",
         expects=Outcome.REFUTED,
-        judge=clip.forward_hook_on_plain,
+        judge=remedies.forward_hook_on_plain,
     ),
     Claim(
         name="raise_eps",
         kind=Kind.REMEDY,
         text="Raise eps to the bound: running_var then needs no clip.",
         expects=Outcome.REFUTED,
-        judge=clip.raise_eps,
+        judge=remedies.raise_eps,
     ),
     Claim(
         name="clip_at_export",
         kind=Kind.REMEDY,
         text="Clip once, on every rank, just before saving and evaluating.",
         expects=Outcome.HOLDS,
-        judge=partial(clip.keeps_bound, arms=("sync_clip_at_export",)),
+        judge=partial(remedies.keeps_bound, arms=("sync_clip_at_export",)),
     ),
     Claim(
         name="clip_then_freeze",
         kind=Kind.REMEDY,
         text="Clip once and freeze the layer for good: the bound outlives all further training.",
         expects=Outcome.HOLDS,
-        judge=partial(clip.keeps_bound, arms=("sync_clip_then_freeze",)),
+        judge=partial(remedies.keeps_bound, arms=("sync_clip_then_freeze",)),
     ),
 )
 

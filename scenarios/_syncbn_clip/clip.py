@@ -1,144 +1,29 @@
-"""How each claim of `syncbn_clip` is decided from the records: bit for bit wherever it can be."""
+"""How the statements of `syncbn_clip` are decided: bit for bit wherever it can be."""
 
 from __future__ import annotations
 
 import math
-import struct
-from itertools import pairwise
 from typing import Any
 
 from harness.errors import MissingRecord
 from harness.floor import EPS, FAULT, Size, permutation_floor
 from harness.scenario import Finding, holds, refuted, unknown
 from harness.tables import Tables
-
-BUFFERS = ("running_mean", "running_var")
-PHASES = (
-    "before_forward",
-    "at_layer",
-    "after_forward",
-    "after_backward",
-    "after_step",
-    "after_edit",
+from scenarios._syncbn_clip.records import (
+    BUFFERS,
+    SYNC,
+    Cell,
+    bits,
+    bound,
+    cells,
+    changes,
+    counted,
+    edits,
+    in_motion,
+    lowest,
+    same_digest,
+    var,
 )
-"""Of a training step, in order; `at_layer` is where the buffers reach the norm layer itself."""
-SYNC = ("sync_no_clip", "sync_clip_all")
-Cell = tuple[int, int]
-"""(rank, step)."""
-
-
-def bits(t: Tables, arm: str, rank: int, step: int, phase: str) -> tuple[Any, ...]:
-    """Return what identifies both buffers bit for bit at one moment."""
-    return tuple(
-        t.value(arm, f"{name}.digest", step=step, phase=phase, rank=rank) for name in BUFFERS
-    )
-
-
-def var(t: Tables, arm: str, rank: int, step: int, phase: str) -> Any:
-    """Return running_var as float64 values of exact float32 numbers."""
-    return t.snapshot(arm, "running_var", step=step, phase=phase, rank=rank)
-
-
-def lowest(t: Tables, arm: str, rank: int, step: int, phase: str) -> float:
-    """Return the smallest running_var of any channel; a NaN counts as lower than everything."""
-    value = float(t.value(arm, "running_var.min", step=step, phase=phase, rank=rank))
-    return -math.inf if math.isnan(value) else value
-
-
-def bound(t: Tables) -> float:
-    """Return the clip bound as the buffer's dtype rounds it."""
-    (value,) = struct.unpack("<f", struct.pack("<f", t.root_params["clip"]))
-    return float(value)
-
-
-def cells(t: Tables, arm: str) -> list[Cell]:
-    """Return every (rank, step) of training.
-
-    Raises:
-        MissingRecord: if a rank did not come to its end, or a buffer did not stay finite.
-    """
-    t.require(arm)
-    found = [(rank, step) for rank in t.ranks(arm) for step in range(t.root_params["steps"])]
-    for rank, step in found:
-        for name in BUFFERS:
-            if t.value(arm, f"{name}.nonfinite", step=step, phase="after_forward", rank=rank):
-                raise MissingRecord(
-                    f"arm {arm}: {name} is not finite after the forward of step {step} on rank "
-                    f"{rank}, which says nothing about who writes it; scenario.lr="
-                    f"{t.root_params['lr']} or scenario.quiet={t.root_params['quiet']} is too large"
-                )
-    return found
-
-
-def changes(t: Tables, *arms: str) -> dict[str, int]:
-    """Return for each phase in how many (arm, rank, step) the buffers changed during it."""
-    found = dict.fromkeys(PHASES[1:], 0)
-    for arm in arms:
-        for rank, step in cells(t, arm):
-            for before, phase in pairwise(PHASES):
-                was, now = (bits(t, arm, rank, step, at) for at in (before, phase))
-                found[phase] += was != now
-    return found
-
-
-def in_motion(t: Tables) -> None:
-    """Check that the layer, left alone, moves its buffers.
-
-    Raises:
-        MissingRecord: if not; then neither stillness nor agreement says anything.
-    """
-    if not any(changes(t, "sync_no_clip").values()):
-        raise MissingRecord(
-            f"scenario.momentum={t.root_params['momentum']}: running statistics never move, "
-            "whatever is done to them; take a value between 0 and 1"
-        )
-
-
-def edits(t: Tables, arm: str) -> list[Cell]:
-    """Return the (rank, step) at which the clip changed running_var and a forward follows.
-
-    Raises:
-        MissingRecord: if there is none, or if the layer itself keeps nothing of an edit.
-    """
-    clip, momentum = t.root_params["clip"], t.root_params["momentum"]
-    in_motion(t)
-    if momentum == 1.0:
-        raise MissingRecord(
-            f"scenario.momentum={momentum}: the layer keeps nothing of the old value, so its own "
-            "update cannot be told from another writer's; take a value between 0 and 1"
-        )
-    done, smallest = [], math.inf
-    for rank, step in cells(t, arm):
-        smallest = min(smallest, lowest(t, arm, rank, step, "after_step"))
-        was, now = (bits(t, arm, rank, step, phase) for phase in ("after_step", "after_edit"))
-        if was != now and step + 1 < t.root_params["steps"]:
-            done.append((rank, step))
-    if not done:
-        raise MissingRecord(
-            f"scenario.clip={clip} edits nothing: running_var is never below {smallest:.3g} in "
-            f"arm {arm}; take a bound above that"
-        )
-    return done
-
-
-def same_digest(t: Tables, arm: str, metric: str, step: int, phase: str) -> bool:
-    """Say whether all ranks of an arm hold the same bits at one moment."""
-    found = {
-        t.value(arm, f"{metric}.digest", step=step, phase=phase, rank=rank) for rank in t.ranks(arm)
-    }
-    return len(found) == 1
-
-
-def counted(t: Tables, arm: str, op: str, phase: str) -> list[int]:
-    """Return how many collectives of a kind each rank issued in a phase, in each counted step."""
-    return [
-        count
-        for rank in t.ranks(arm)
-        for count in t.series(arm, op, phase=phase, rank=rank).values()
-    ]
-
-
-# Where the buffers change, and who changes them -------------------------------------------------
 
 
 def sync_after_backward(t: Tables) -> Finding:
@@ -229,7 +114,7 @@ ROUNDINGS = 2.0
 """Units in the last place that two products and a sum, each rounded, can be off by."""
 
 
-def _decay(t: Tables, arm: str, done: list[Cell], weights: list[float]) -> dict[str, float]:
+def decay(t: Tables, arm: str, done: list[Cell], weights: list[float]) -> dict[str, float]:
     """Compare each edit's fate with (1 - w) * edit + w * batch; the batch comes from the twin.
 
     Returns the largest error in units of the dtype's rounding, the range of what is kept, and, in
@@ -265,7 +150,7 @@ def clip_decays(t: Tables) -> Finding:
     """Is what is left of the edit (1 - momentum) * edit + momentum * batch, to the last bits?"""
     done = edits(t, "sync_clip_all")
     m = t.root_params["momentum"]
-    found = _decay(t, "sync_clip_all", done, [m] * len(done))
+    found = decay(t, "sync_clip_all", done, [m] * len(done))
     numbers: dict[str, Any] = {
         "effect": found["rounding_units"],
         "floor": ROUNDINGS,
@@ -292,37 +177,6 @@ def clip_decays(t: Tables) -> Finding:
             **numbers,
         )
     return refuted(f"the next forward keeps {found['kept_least']:.3g} of the edit", **numbers)
-
-
-def momentum_none(t: Tables) -> Finding:
-    """With momentum=None, does running_var stay at the bound through the next forward?"""
-    arm = "sync_momentum_none"
-    done = edits(t, arm)
-    below = sum(lowest(t, arm, r, s + 1, "after_forward") < bound(t) for r, s in done)
-    found = _decay(t, arm, done, [1 / (step + 2) for _, step in done])
-    evidence = found | {"edits": len(done), "below_bound_after_next_forward": below}
-    last = t.root_params["steps"]
-    evidence["lowest_checkpoint"] = min(
-        lowest(t, arm, rank, last, "checkpoint") for rank in t.ranks(arm)
-    )
-    if found["rounding_units"] >= FAULT * ROUNDINGS:
-        return unknown(
-            f"arm {arm} did not average as momentum=None does: {found['kept_least']:.3g} to "
-            f"{found['kept_most']:.3g} of the edit are left, which is "
-            f"{found['rounding_units']:.3g} roundings off 1 - 1/n",
-            evidence=evidence,
-        )
-    if not below:
-        return holds(
-            f"running_var stays at the bound after all {len(done)} edits", evidence=evidence
-        )
-    if below < len(done):
-        return unknown(f"{below} of {len(done)} edits fall below the bound", evidence=evidence)
-    return refuted(
-        f"all {below} edits are below the bound after the next forward: batch n keeps 1 - 1/n of "
-        f"the clipped value ({found['kept_least']:.3g} to {found['kept_most']:.3g} here)",
-        evidence=evidence,
-    )
 
 
 def clip_lost_off_rank0(t: Tables) -> Finding:
@@ -491,92 +345,3 @@ def matches_one_process(t: Tables) -> Finding:
         return unknown(f"{name} is {multiple:.3g} floors off: neither is excluded", **numbers)
     say = holds if size is Size.CLEAN else refuted
     return say(f"{name} is {multiple:.2g} floors off one process", **numbers)
-
-
-# Remedies for the clip --------------------------------------------------------------------------
-
-
-def keeps_bound(t: Tables, arms: tuple[str, ...]) -> Finding:
-    """Is running_var at or above the bound on every rank, in its checkpoint and in eval?"""
-    t.require(*arms)
-    last, clip = t.root_params["steps"], t.root_params["clip"]
-    needy = "sync_no_clip"
-    cells(t, needy)
-    without = max(lowest(t, needy, rank, last, "checkpoint") for rank in t.ranks(needy))
-    if without >= bound(t):
-        return unknown(
-            f"scenario.clip={clip} needs no remedy: without one running_var is {without:.3g} or "
-            "more; take a bound above that"
-        )
-    faulty = "sync_clip_all"
-    cells(t, faulty)
-    again = max(lowest(t, faulty, rank, last - 1, "after_forward") for rank in t.ranks(faulty))
-    if again >= bound(t):
-        return unknown(
-            f"scenario.momentum={t.root_params['momentum']} takes nothing off a clip: running_var "
-            f"is still {again:.3g} after the next forward, so nothing needs a remedy"
-        )
-    evidence: dict[str, Any] = {"bound": bound(t), "lowest_without": without}
-    evidence["lowest_after_next_forward"] = again
-    failures = []
-    for arm in arms:
-        for name, phase in (("checkpoint", "checkpoint"), ("eval", "at_layer")):
-            low = [lowest(t, arm, rank, last, phase) for rank in t.ranks(arm)]
-            below = [rank for rank, value in enumerate(low) if value < bound(t)]
-            evidence[f"{arm}.lowest_{name}"] = min(low)
-            evidence[f"{arm}.ranks_below_{name}"] = len(below)
-            if below:
-                failures.append(f"{arm}: {name} of rank {', '.join(map(str, below))}")
-    if failures:
-        return refuted(
-            f"running_var is below {clip:g} in the {'; '.join(failures)}", evidence=evidence
-        )
-    return holds(
-        f"running_var is at least {clip:g} on all ranks, in the checkpoint and in the eval "
-        f"forward ({', '.join(arms)})",
-        evidence=evidence,
-    )
-
-
-def forward_hook_on_plain(t: Tables) -> Finding:
-    """`keeps_bound`, unless backward refuses a buffer that was written after forward saved it."""
-    arm = "plain_forward_hook"
-    t.require(arm)
-    raised = {
-        rank: t.last(arm, "error", phase="raised", rank=rank)
-        for rank in t.ranks(arm)
-        if t.has(arm, "error", rank=rank)
-    }
-    if not raised:
-        return keeps_bound(t, (arm,))
-    clipped = [lowest(t, arm, rank, 0, "after_forward") >= bound(t) for rank in t.ranks(arm)]
-    if not all(clipped):
-        return unknown("the hook has not clipped when backward begins")
-    error = next(iter(raised.values()))
-    evidence = {"ranks_raised": len(raised), "ranks": len(t.ranks(arm)), "error": error}
-    if len(raised) < len(t.ranks(arm)):
-        return unknown("backward raises on some ranks and not on others", evidence=evidence)
-    if not all("modified by an inplace operation" in text for text in raised.values()):
-        return unknown(f"it raises, but not because of the clip: {error}", evidence=evidence)
-    return refuted(
-        f"backward raises on all {len(raised)} ranks: plain BatchNorm saved the running_var that "
-        "the hook then writes; SyncBatchNorm does not",
-        evidence=evidence,
-    )
-
-
-def raise_eps(t: Tables) -> Finding:
-    """`keeps_bound`, with what raising eps does do: it bounds the denominator."""
-    arm = "sync_eps"
-    finding = keeps_bound(t, (arm,))
-    if f"{arm}.lowest_eval" not in finding.evidence:
-        return finding
-    found = {t.value(arm, "eps", step=0, phase="layer", rank=rank) for rank in t.ranks(arm)}
-    if found != {t.root_params["clip"]}:
-        return unknown(f"eps is {sorted(found)} in arm {arm}, not the bound")
-    under = float(finding.evidence[f"{arm}.lowest_eval"] or 0.0) + max(found)
-    return Finding(
-        outcome=finding.outcome,
-        reason=f"{finding.reason}; what eval divides by, running_var + eps, is {under:.3g} or more",
-        evidence=dict(finding.evidence) | {"lowest_var_plus_eps": under},
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.errors import MissingRecord
 from harness.scenario import Finding, holds, refuted, unknown
 from harness.tables import Tables
-from scenarios._syncbn_clip.clip import PHASES, bits, cells, counted, in_motion, same_digest
+from scenarios._syncbn_clip.records import PHASES, bits, cells, counted, in_motion, same_digest
 
 
 def moved(t: Tables, arm: str, *, since: int = 0) -> list[str]:
