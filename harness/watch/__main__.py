@@ -78,8 +78,8 @@ def main() -> None:
         raise
     except BaseException as error:
         # Without the frames of this file, and through the hook that the script may have installed.
-        trace = error.__traceback__
-        sys.excepthook(type(error), error, trace and trace.tb_next)
+        trace = error.__traceback__ and error.__traceback__.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
         watch.close(1)
         sys.exit(1)
     sys.exit(watch.close(0))
@@ -125,7 +125,7 @@ def _compiled(script: str) -> types.CodeType:
     try:
         return compile(source, script, "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
-        sys.excepthook(type(error), error, None)
+        sys.excepthook(type(error), error.with_traceback(None), None)
         sys.exit(1)
 
 

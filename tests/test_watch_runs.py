@@ -1,0 +1,173 @@
+"""Whole training scripts under the watcher: what it says of faulty ones, and of healthy ones."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from harness.watch.divergence import from_json
+from tests.watched import by_hand, classifier
+from tests.watching import ROOT, environment, rank_files, torchrun
+
+RANKS = 3
+COMMON = {"steps": 5, "seed": 0, "bad_step": 2, "bad_rank": 1}
+CASES = {
+    f"{module.__name__.rpartition('.')[2]}-{fault}": {
+        "script": module.__name__.rpartition(".")[2],
+        "arguments": COMMON | {"fault": fault},
+    }
+    for module in (classifier, by_hand)
+    for fault in module.FAULTS
+}
+FAULTY = {
+    # case: step, phase, kind, tensors, odd ranks
+    "classifier-bit": (3, "parameters", "parameter", {"stem.weight"}, (1,)),
+    "classifier-bypass": (2, "gradients", "gradient", {"head.bias", "head.weight"}, ()),
+    "classifier-no_sync": (2, "gradients", "gradient", {"head.bias", "head.weight"}, ()),
+    "classifier-replaced": (0, "gradients", "gradient", {"head.bias", "head.weight"}, ()),
+    "classifier-lr": (0, "gradients", "setting", {"param_groups[0]['lr']"}, (1,)),
+    "by_hand-layer": (2, "gradients", "gradient", {"2.bias", "2.weight"}, ()),
+    "by_hand-init": (0, "start", "parameter", {"0.weight", "4.bias"}, (1,)),
+}
+EXACT = {"classifier-bit", "classifier-replaced", "classifier-lr", "by_hand-layer"}
+"""Cases in which nothing but the tensors named may be reported."""
+HEALTHY = {
+    "classifier-none": 0,
+    "classifier-unsynced_eval": 0,
+    "by_hand-none": 0,
+    "by_hand-unequal_updates": 0,
+    "by_hand-parts": 0,
+    # Each rank trains a model of its own: there is nothing to compare, which is said.
+    "by_hand-own_models": 22,
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs")
+    (out / "cases.json").write_text(json.dumps(CASES))
+    ended = torchrun("-m", "tests.watched.driver", out, out / "cases.json", ranks=RANKS)
+    assert ended.returncode == 0, ended.stderr
+    return out
+
+
+def findings(out, case):
+    paths = (out / case / "attempt0").glob("rank*.finding.json")
+    return [from_json(json.loads(path.read_text())["found"]) for path in paths]
+
+
+def codes(out, case):
+    files = rank_files(out, RANKS, f"{case}.")
+    assert [rank["failed"] for rank in files] == [None] * RANKS
+    return sorted(rank["code"] for rank in files)
+
+
+def test_no_case_is_forgotten():
+    assert set(FAULTY) | set(HEALTHY) == set(CASES)
+
+
+@pytest.mark.parametrize("case", FAULTY)
+def test_a_fault_is_found_in_its_step_with_tensor_and_rank(runs, case):
+    step, phase, kind, tensors, odd = FAULTY[case]
+    found = min(findings(runs, case), key=lambda one: one.index)
+    assert (found.step, found.phase, found.differences[0].kind) == (step, phase, kind)
+    assert found.ranks == (0, 1, 2)
+    names = {one.name for one in found.differences}
+    assert names == tensors if case in EXACT else names >= tensors
+    assert found.differences[0].odd == odd
+
+
+@pytest.mark.parametrize("case", FAULTY)
+def test_one_rank_ends_with_20_and_the_others_as_they_would(runs, case):
+    assert codes(runs, case) == [0, 0, 20]
+
+
+@pytest.mark.parametrize("case", HEALTHY)
+def test_a_healthy_run_is_silent(runs, case):
+    assert findings(runs, case) == []
+    assert codes(runs, case) == [0, 0, HEALTHY[case]]
+
+
+def test_the_wrong_lr_is_shown(runs):
+    (one,) = min(findings(runs, "classifier-lr"), key=lambda one: one.index).differences
+    assert one.values == {0: "0.1", 1: "0.2", 2: "0.1"}
+
+
+def watched(*words, ranks, script="tests/watched/ends.py"):
+    if ranks > 1:
+        return torchrun("-m", "harness.watch", script, *words, ranks=ranks)
+    command = [sys.executable, "-m", "harness.watch", script, *words]
+    return subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=100
+    )
+
+
+def said(ended):
+    """The watcher's own lines."""
+    lines = ended.stderr.splitlines()
+    return [line.partition("crossrank: ")[2] for line in lines if "crossrank: " in line]
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "says"),
+    [
+        ("well", 0, "one process: there is no replica to compare"),
+        ("exit3", 3, "one process"),
+        ("exit_text", 1, "one process"),
+        ("no_optimizer", 0, "one process"),
+    ],
+)
+def test_one_process_ends_as_it_would(end, code, says):
+    ended = watched("--end", end, ranks=1)
+    assert ended.returncode == code, ended.stderr
+    assert ("done" in ended.stdout) == (end != "no_optimizer")
+    assert ("a last word" in ended.stderr) == (end == "exit_text")
+    assert [line for line in said(ended) if line.startswith(says)]
+
+
+def test_a_rank_that_raises_keeps_its_own_excepthook_and_the_answer_is_still_given():
+    ended = watched("--end", "diverges_and_raises", ranks=2)
+    assert ended.returncode == 1
+    assert "own hook: ValueError" in ended.stdout
+    assert "harness/watch" not in ended.stdout
+    assert said(ended)[-1].startswith("step 3: ranks 0 and 1 differ in parameter weight")
+    assert "exitcode  : 1 (pid" in ended.stderr
+
+
+def test_a_killed_rank_ends_the_run_as_without_the_watcher():
+    ended = watched("--end", "killed", ranks=2)
+    assert ended.returncode == 1
+    assert "Signal 9 (SIGKILL)" in ended.stderr
+    assert not [line for line in said(ended) if "stopped watching" in line]
+    assert not [line for line in said(ended) if line.startswith("step")]
+
+
+def test_without_an_optimizer_it_says_that_it_saw_nothing():
+    ended = watched("--end", "no_optimizer", ranks=2)
+    assert ended.returncode == 1
+    assert "exitcode  : 22 (pid" in ended.stderr
+    assert said(ended) == ["could not observe: no optimizer made a step"]
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "says"),
+    [
+        (None, 2, "cannot read the script"),
+        ("def broken(:\n", 1, "SyntaxError"),
+        ("\x00\x01binary", 1, "null bytes"),
+        ("print('no torch')\n", 22, "could not observe: torch was not imported"),
+        ("import sys\nsys.exit(5)\n", 5, "torch was not imported"),
+        ("1 / 0\n", 1, "ZeroDivisionError"),
+    ],
+)
+def test_scripts_that_are_none(tmp_path, content, code, says):
+    script = tmp_path / "train.py"
+    if content is not None:
+        script.write_text(content)
+    ended = watched(ranks=1, script=str(script))
+    assert ended.returncode == code
+    assert says in ended.stderr
+    assert "harness/watch" not in ended.stderr.replace(str(tmp_path), "")
