@@ -1,4 +1,12 @@
-"""The claims of a scenario, one call each: name, what was found, the sentence, judge, source."""
+"""The claims of a scenario as decorated judges: the name, the sentence, and what decides it.
+
+    @symptom(HOLDS, source="kohya-ss/sd-scripts#989")
+    def ranks_part(t: Tables) -> Finding:
+        \"\"\"When DDP's forward is bypassed the ranks' weights part.\"\"\"
+        return negated(ranks_agree(t, "bypassed", "weights"))
+
+The function's name is the claim's name, its docstring the claim as somebody would assert it.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +23,32 @@ REFUTED = Outcome.REFUTED
 Judge = Callable[["Tables"], Finding]
 
 
-def symptom(name: str, expects: Outcome, text: str, judge: Judge, source: str = "") -> Claim:
-    """Return a claim about what a user sees."""
-    return _claim(Kind.SYMPTOM, name, expects, text, judge, source)
+def symptom(expects: Outcome, source: str = "") -> Callable[[Judge], Claim]:
+    """Return a decorator: the judge becomes a claim about what a user sees."""
+    return _claim(Kind.SYMPTOM, expects, source)
 
 
-def mechanism(name: str, expects: Outcome, text: str, judge: Judge, source: str = "") -> Claim:
-    """Return a claim about why it happens."""
-    return _claim(Kind.MECHANISM, name, expects, text, judge, source)
+def mechanism(expects: Outcome, source: str = "") -> Callable[[Judge], Claim]:
+    """Return a decorator: the judge becomes a claim about why it happens."""
+    return _claim(Kind.MECHANISM, expects, source)
 
 
-def remedy(name: str, expects: Outcome, text: str, judge: Judge, source: str = "") -> Claim:
-    """Return a claim about what helps."""
-    return _claim(Kind.REMEDY, name, expects, text, judge, source)
+def remedy(expects: Outcome, source: str = "") -> Callable[[Judge], Claim]:
+    """Return a decorator: the judge becomes a claim about what helps."""
+    return _claim(Kind.REMEDY, expects, source)
 
 
-def cost(name: str, expects: Outcome, text: str, judge: Judge, source: str = "") -> Claim:
-    """Return a claim about what it takes."""
-    return _claim(Kind.COST, name, expects, text, judge, source)
+def cost(expects: Outcome, source: str = "") -> Callable[[Judge], Claim]:
+    """Return a decorator: the judge becomes a claim about what it takes."""
+    return _claim(Kind.COST, expects, source)
 
 
-def _claim(kind: Kind, name: str, expects: Outcome, text: str, judge: Judge, source: str) -> Claim:
-    return Claim(name=name, kind=kind, text=text, expects=expects, judge=judge, source=source)
+def _claim(kind: Kind, expects: Outcome, source: str) -> Callable[[Judge], Claim]:
+    def claim(judge: Judge) -> Claim:
+        text = " ".join((judge.__doc__ or "").split())
+        assert text, f"{judge.__name__} has no docstring, which is to be the claim's sentence"
+        return Claim(
+            name=judge.__name__, kind=kind, text=text, expects=expects, judge=judge, source=source
+        )
+
+    return claim

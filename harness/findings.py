@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from harness.errors import MissingRecord
-from harness.floor import Effect, permutation_floor
+from harness.floor import Effect, Floor, permutation_floor
 from harness.scenario import Finding, Outcome, Scalar, holds, refuted, unknown
 
 if TYPE_CHECKING:
@@ -49,15 +49,23 @@ def matches(t: Tables, arm: str, reference: str, name: str, *, step: int | None 
     }
     # NaN compares with nothing, and a weight that is not finite is the worst there is.
     worst = max(effects.values(), key=lambda e: math.inf if math.isnan(e.value) else e.value)
-    found = {"unit": "relative L2 distance", "effect": worst.value, "floor": floor.value}
-    evidence: dict[str, Scalar] = {"step": at, "floor": str(floor)}
-    evidence |= {f"rank_{rank}": effect.value for rank, effect in effects.items()}
     reason = f"{name} of {arm} after step {at} are {worst} from {reference}"
-    if worst.fault:
-        return refuted(reason, **found, evidence=evidence)
-    if all(effect.clean for effect in effects.values()):
-        return holds(reason, **found, evidence=evidence)
-    return unknown(f"{reason}: neither rounding nor a fault", **found, evidence=evidence)
+    finding = is_rounding(worst.value, floor, reason, "relative L2 distance")
+    evidence: dict[str, Scalar] = {"step": at, **finding.evidence}
+    evidence |= {f"rank_{rank}": effect.value for rank, effect in effects.items()}
+    return dataclasses.replace(finding, evidence=evidence)
+
+
+def is_rounding(effect: float, floor: Floor, reason: str, unit: str) -> Finding:
+    """Decide: an effect is no more than rounding; what lies between rounding and fault is open."""
+    found = Effect(value=effect, floor=floor)
+    numbers = {"effect": effect, "floor": floor.value, "unit": unit}
+    evidence: dict[str, Scalar] = {"floor": str(floor)}
+    if found.clean:
+        return holds(reason, **numbers, evidence=evidence)
+    if found.fault:
+        return refuted(reason, **numbers, evidence=evidence)
+    return unknown(f"{reason}: neither rounding nor a fault", **numbers, evidence=evidence)
 
 
 def like_one_process(t: Tables, arm: str, name: str = "weights") -> Finding:
@@ -101,6 +109,32 @@ def ranks_agree(t: Tables, arm: str, name: str, *, moving: bool = True) -> Findi
     return holds(
         f"{name} of {arm} are equal bit for bit on all {len(t.ranks(arm))} ranks at every step",
         evidence=evidence,
+    )
+
+
+def stands_still(t: Tables, arm: str, reference: str, name: str) -> Finding:
+    """Decide: on no rank of the arm does a bit of the tensor or metric change, ever.
+
+    `unknown` where it does not change in the reference either: then nothing was to be seen.
+
+    Raises:
+        MissingRecord: if either never recorded it.
+    """
+    t.require(arm, reference)
+    metric = f"{name}.digest" if t.has(reference, f"{name}.digest") else name
+    if len(set(t.series(reference, metric).values())) == 1:
+        return unknown(f"{name} of {reference} never change either: this run shows nothing")
+    for rank in t.ranks(arm):
+        series = t.series(arm, metric, rank=rank)
+        moved = [step for step, value in series.items() if value != next(iter(series.values()))]
+        if moved:
+            return refuted(
+                f"{name} of rank {rank} of {arm} change, first at step {moved[0]}",
+                evidence={"first_step": moved[0], "rank": rank},
+            )
+    return holds(
+        f"{name} of {arm} are the same to the last bit at all {len(series)} steps, on every rank",
+        evidence={"steps": len(series)},
     )
 
 

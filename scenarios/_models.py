@@ -38,25 +38,32 @@ def net(rank: Rank) -> torch.nn.Sequential:
     return mlp((FEATURES, 12, 1), generator=rank.generator("net")).to(rank.device)
 
 
-def rows(rank: Rank, count: int, *, name: str = "rows") -> tuple[torch.Tensor, torch.Tensor]:
+def rows(
+    rank: Rank, count: int, *, name: str = "rows", whole: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return this rank's share of `count` rows to fit: x (n, FEATURES) and y (n, 1), float64.
 
     The same name gives the same rows in every arm and world size; a repeat permutes them first.
+    With `whole` every rank gets all of them.
     """
     import torch
 
     draw = rank.generator(name)
     x = torch.randn(count, FEATURES, generator=draw, dtype=torch.float64)
-    y = x[:, :1] * x[:, 1:2] + 0.1 * torch.randn(count, 1, generator=draw, dtype=torch.float64)
+    y = x[:, :1] + x[:, 1:2].sin() + 0.1 * torch.randn(count, 1, generator=draw).double()
     order = rank.permutation(count, name=name)
-    return rank.shard(x[order]).to(rank.device), rank.shard(y[order]).to(rank.device)
+    mine = order if whole else rank.shard(order)
+    return x[mine].to(rank.device), y[mine].to(rank.device)
 
 
 def weights(model: torch.nn.Module) -> torch.Tensor:
-    """Return all parameters of a model as one flat copy."""
+    """Return all parameters of a model as one flat copy; of sharded ones the whole, gathered."""
     import torch
+    from torch.distributed.tensor import DTensor
 
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    held = [parameter.detach() for parameter in model.parameters()]
+    whole = [value.full_tensor() if isinstance(value, DTensor) else value for value in held]
+    return torch.cat([value.flatten() for value in whole])
 
 
 def gradients(model: torch.nn.Module) -> torch.Tensor:
