@@ -60,8 +60,21 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
         rank.snapshot(step=step, gradients=gradients(model), weights=weights(model))
 
 
+@symptom(HOLDS, source="kohya-ss/sd-scripts#989")
+def ranks_part(t: Tables) -> Finding:
+    """When DDP's forward is bypassed the ranks' weights part."""
+    return negated(ranks_agree(t, "bypassed", "weights"))
+
+
+@mechanism(HOLDS, source="kohya-ss/sd-scripts#2244")
+def nothing_reduced(t: Tables) -> Finding:
+    """Backward then issues no all-reduce at all."""
+    return counts(t, "bypassed", "reductions", 0, "all-reduces in backward")
+
+
+@symptom(REFUTED)
 def loss_stops(t: Tables) -> Finding:
-    """See on which ranks the loss ends above where it began."""
+    """One sees it in the loss, which stops falling."""
     t.require("bypassed")
     losses = [list(t.series("bypassed", "loss", rank=r).values()) for r in t.ranks("bypassed")]
     stuck = [rank for rank, loss in enumerate(losses) if not loss[-1] < loss[0]]
@@ -69,6 +82,18 @@ def loss_stops(t: Tables) -> Finding:
     if stuck:
         return holds(f"the loss of ranks {stuck} does not fall", **numbers)
     return refuted("the loss falls on every rank, each fitting its own rows", **numbers)
+
+
+@remedy(HOLDS)
+def call_the_wrapper(t: Tables) -> Finding:
+    """Call the wrapper: N ranks train like one process."""
+    return like_one_process(t, "wrapper")
+
+
+@remedy(HOLDS)
+def average_by_hand(t: Tables) -> Finding:
+    """Average the gradients by hand after backward: the same."""
+    return like_one_process(t, "by_hand")
 
 
 SCENARIO = Scenario(
@@ -89,34 +114,6 @@ SCENARIO = Scenario(
         fixed("wrapper", "model(x)", bypassed=False),
         fixed("by_hand", "model.module(x), average by hand", bypassed=True, by_hand=True),
     ),
-    claims=(
-        symptom(
-            "ranks_part",
-            HOLDS,
-            "When DDP's forward is bypassed the ranks' weights part.",
-            lambda t: negated(ranks_agree(t, "bypassed", "weights")),
-            source="kohya-ss/sd-scripts#989",
-        ),
-        mechanism(
-            "nothing_reduced",
-            HOLDS,
-            "Backward then issues no all-reduce at all.",
-            lambda t: counts(t, "bypassed", "reductions", 0, "all-reduces in backward"),
-            source="kohya-ss/sd-scripts#2244",
-        ),
-        symptom("loss_stops", REFUTED, "One sees it in the loss, which stops falling.", loss_stops),
-        remedy(
-            "call_the_wrapper",
-            HOLDS,
-            "Call the wrapper: N ranks train like one process.",
-            lambda t: like_one_process(t, "wrapper"),
-        ),
-        remedy(
-            "average_by_hand",
-            HOLDS,
-            "Average the gradients by hand after backward: the same.",
-            lambda t: like_one_process(t, "by_hand"),
-        ),
-    ),
+    claims=(ranks_part, nothing_reduced, loss_stops, call_the_wrapper, average_by_hand),
     plots=(Plot(metric="loss", title="Loss of each rank's own rows", log=True),),
 )
