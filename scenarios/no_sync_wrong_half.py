@@ -75,6 +75,42 @@ def one_reduction(t: Tables, arm: str) -> Finding:
     return counts(t, arm, "reductions", 1, "all-reduces an update")
 
 
+@mechanism(REFUTED, source="huggingface/accelerate#1726")
+def decided_in_backward(t: Tables) -> Finding:
+    """Gradients are reduced exactly if backward runs outside no_sync()."""
+    return all_of(
+        one_reduction(t, "forward_inside"),
+        one_reduction(t, "backward_inside"),
+    )
+
+
+@symptom(HOLDS)
+def ranks_part(t: Tables) -> Finding:
+    """With forward inside and backward outside the ranks' weights part."""
+    return negated(ranks_agree(t, "forward_inside", "weights"))
+
+
+@symptom(REFUTED)
+def wrong_weights(t: Tables) -> Finding:
+    """With backward inside and forward outside the weights come out wrong."""
+    return negated(like_one_process(t, "backward_inside"))
+
+
+@cost(REFUTED)
+def saves_reductions(t: Tables) -> Finding:
+    """With backward inside and forward outside an update takes one reduction."""
+    return one_reduction(t, "backward_inside")
+
+
+@remedy(HOLDS)
+def both_inside(t: Tables) -> Finding:
+    """Forward and backward inside, save the last: one reduction, one process's weights."""
+    return all_of(
+        like_one_process(t, "both_inside"),
+        one_reduction(t, "both_inside"),
+    )
+
+
 SCENARIO = Scenario(
     title="no_sync() around the wrong half: never reduced, or reduced at every micro-batch",
     family="synchronisation",
@@ -99,43 +135,5 @@ SCENARIO = Scenario(
         faulty("backward_inside", "only backward inside", inside="backward"),
         fixed("both_inside", "both inside, except for the last micro-batch", inside="both"),
     ),
-    claims=(
-        mechanism(
-            "decided_in_backward",
-            REFUTED,
-            "Gradients are reduced exactly if backward runs outside no_sync().",
-            lambda t: all_of(
-                one_reduction(t, "forward_inside"),
-                one_reduction(t, "backward_inside"),
-            ),
-            source="huggingface/accelerate#1726",
-        ),
-        symptom(
-            "ranks_part",
-            HOLDS,
-            "With forward inside and backward outside the ranks' weights part.",
-            lambda t: negated(ranks_agree(t, "forward_inside", "weights")),
-        ),
-        symptom(
-            "wrong_weights",
-            REFUTED,
-            "With backward inside and forward outside the weights come out wrong.",
-            lambda t: negated(like_one_process(t, "backward_inside")),
-        ),
-        cost(
-            "saves_reductions",
-            REFUTED,
-            "With backward inside and forward outside an update takes one reduction.",
-            lambda t: one_reduction(t, "backward_inside"),
-        ),
-        remedy(
-            "both_inside",
-            HOLDS,
-            "Forward and backward inside, save the last: one reduction, one process's weights.",
-            lambda t: all_of(
-                like_one_process(t, "both_inside"),
-                one_reduction(t, "both_inside"),
-            ),
-        ),
-    ),
+    claims=(decided_in_backward, ranks_part, wrong_weights, saves_reductions, both_inside),
 )
