@@ -65,8 +65,17 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
         rank.snapshot(step=step, weights=weights(model))
 
 
+@symptom(HOLDS, source="KempnerInstitute/KempnerForge#115")
+def off_track(t: Tables) -> Finding:
+    """One update after a resume from weights alone the weights are others."""
+    return negated(
+        matches(t, "weights_only", "one_process", "weights", step=t.root_params["before"])
+    )
+
+
+@symptom(REFUTED)
 def first_loss_shows_it(t: Tables) -> Finding:
-    """Compare the first loss after the resume with that of the run that went on."""
+    """The first loss after the resume shows that something is missing."""
     arms = ("weights_only", "uninterrupted")
     t.require(*arms)
     step = t.root_params["before"]
@@ -74,6 +83,24 @@ def first_loss_shows_it(t: Tables) -> Finding:
     if lost == whole:
         return refuted(f"the first loss after the resume is exactly the right one, {lost[0]:.4g}")
     return holds(f"the first loss after the resume is {lost[0]:.4g}, not {whole[0]:.4g}")
+
+
+@symptom(REFUTED)
+def ranks_differ(t: Tables) -> Finding:
+    """The ranks then hold different weights."""
+    return negated(ranks_agree(t, "weights_only", "weights"))
+
+
+@symptom(HOLDS)
+def rank0_parts(t: Tables) -> Finding:
+    """Optimizer state loaded on rank 0 only parts the replicas."""
+    return negated(ranks_agree(t, "rank0_only", "weights"))
+
+
+@remedy(HOLDS)
+def load_both(t: Tables) -> Finding:
+    """With both states on every rank the run goes on as if it had never stopped."""
+    return like_one_process(t, "both")
 
 
 SCENARIO = Scenario(
@@ -99,40 +126,6 @@ SCENARIO = Scenario(
         faulty("rank0_only", "optimizer state loaded on rank 0 only", resume="rank0"),
         fixed("both", "model and optimizer state on every rank", resume="all"),
     ),
-    claims=(
-        symptom(
-            "off_track",
-            HOLDS,
-            "One update after a resume from weights alone the weights are others.",
-            lambda t: negated(
-                matches(t, "weights_only", "one_process", "weights", step=t.root_params["before"])
-            ),
-            source="KempnerInstitute/KempnerForge#115",
-        ),
-        symptom(
-            "first_loss_shows_it",
-            REFUTED,
-            "The first loss after the resume shows that something is missing.",
-            first_loss_shows_it,
-        ),
-        symptom(
-            "ranks_differ",
-            REFUTED,
-            "The ranks then hold different weights.",
-            lambda t: negated(ranks_agree(t, "weights_only", "weights")),
-        ),
-        symptom(
-            "rank0_parts",
-            HOLDS,
-            "Optimizer state loaded on rank 0 only parts the replicas.",
-            lambda t: negated(ranks_agree(t, "rank0_only", "weights")),
-        ),
-        remedy(
-            "load_both",
-            HOLDS,
-            "With both states on every rank the run goes on as if it had never stopped.",
-            lambda t: like_one_process(t, "both"),
-        ),
-    ),
+    claims=(off_track, first_loss_shows_it, ranks_differ, rank0_parts, load_both),
     plots=(Plot(metric="loss", title="Loss of each rank's rows", log=True),),
 )
