@@ -62,8 +62,14 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
         rank.snapshot(step=update, weights=weights(model))
 
 
+def back_on_schedule(t: Tables, arm: str) -> Finding:
+    """Say whether the arm has every learning rate of one process, and its weights."""
+    return all_of(like_one_process(t, arm), repeats_records(t, arm, "one_process", "lr"))
+
+
+@symptom(HOLDS, source="huggingface/accelerate#2142")
 def ends_early(t: Tables) -> Finding:
-    """Find the first update whose learning rate is zero."""
+    """The learning rate reaches its end after 1/N of the updates."""
     t.require("once_per_rank", "one_process")
     updates, ranks = t.root_params["updates"], len(t.ranks("once_per_rank"))
     due = -(-updates // ranks)
@@ -79,9 +85,28 @@ def ends_early(t: Tables) -> Finding:
     return (holds if set(ends) == {due} else refuted)(reason, **numbers)
 
 
-def back_on_schedule(t: Tables, arm: str) -> Finding:
-    """Say whether the arm has every learning rate of one process, and its weights."""
-    return all_of(like_one_process(t, arm), repeats_records(t, arm, "one_process", "lr"))
+@symptom(REFUTED)
+def ranks_differ(t: Tables) -> Finding:
+    """The ranks' weights part."""
+    return negated(ranks_agree(t, "once_per_rank", "weights"))
+
+
+@symptom(HOLDS)
+def undertrained(t: Tables) -> Finding:
+    """N ranks end with other weights than one process with the same batches."""
+    return negated(matches(t, "once_per_rank", "one_process", "weights"))
+
+
+@remedy(HOLDS)
+def step_once(t: Tables) -> Finding:
+    """One scheduler step per update: the schedule and the weights of one process."""
+    return back_on_schedule(t, "once")
+
+
+@remedy(HOLDS)
+def multiply_the_total(t: Tables) -> Finding:
+    """Keep the N steps and write the schedule in N times as many: the same."""
+    return back_on_schedule(t, "total_times_world")
 
 
 SCENARIO = Scenario(
@@ -104,38 +129,6 @@ SCENARIO = Scenario(
             "total_times_world", "N steps, total times N", steps="times_world", total="times_world"
         ),
     ),
-    claims=(
-        symptom(
-            "ends_early",
-            HOLDS,
-            "The learning rate reaches its end after 1/N of the updates.",
-            ends_early,
-            source="huggingface/accelerate#2142",
-        ),
-        symptom(
-            "ranks_differ",
-            REFUTED,
-            "The ranks' weights part.",
-            lambda t: negated(ranks_agree(t, "once_per_rank", "weights")),
-        ),
-        symptom(
-            "undertrained",
-            HOLDS,
-            "N ranks end with other weights than one process with the same batches.",
-            lambda t: negated(matches(t, "once_per_rank", "one_process", "weights")),
-        ),
-        remedy(
-            "step_once",
-            HOLDS,
-            "One scheduler step per update: the schedule and the weights of one process.",
-            lambda t: back_on_schedule(t, "once"),
-        ),
-        remedy(
-            "multiply_the_total",
-            HOLDS,
-            "Keep the N steps and write the schedule in N times as many: the same.",
-            lambda t: back_on_schedule(t, "total_times_world"),
-        ),
-    ),
+    claims=(ends_early, ranks_differ, undertrained, step_once, multiply_the_total),
     plots=(Plot(metric="lr", title="Learning rate at each update"),),
 )
