@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -52,9 +53,15 @@ def test_a_scenario_is_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_batch_too_small_for_the_ranks_is_refused_before_anything_starts(name: str) -> None:
+def test_what_cannot_be_shared_by_so_many_ranks_is_refused_with_what_to_type(name: str) -> None:
     scenario = scenarios.load(name)
-    params = build(scenario.params, values(name))
-    assert scenario.check(params, 2) == []
-    said = scenario.check(params, 100_000)
-    assert said and "type scenario.batch=" in said[0]
+    given = values(name)
+    assert not scenario.check(build(scenario.params, given), 2)
+    said = scenario.check(build(scenario.params, given), 100_000)
+    # Only a scenario whose arms are all of one process has nothing to share.
+    assert bool(said) is any(arm.ranks != 1 for arm in scenario.arms)
+    for sentence in said:
+        typed = re.search(r"type scenario\.(\w+)=(\d+)", sentence)
+        assert typed, sentence
+        given[typed[1]] = int(typed[2])
+    assert not scenario.check(build(scenario.params, given), 100_000)
