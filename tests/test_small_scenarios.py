@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 import pytest
 
@@ -56,8 +55,8 @@ class Case:
 
 
 @pytest.fixture(scope="module", params=SMALL)
-def case(request, tmp_path_factory) -> Iterator[Case]:
-    yield Case(request.param, 2, tmp_path_factory.mktemp(request.param))
+def case(request, tmp_path_factory) -> Case:
+    return Case(request.param, 2, tmp_path_factory.mktemp(request.param))
 
 
 def as_ranks(streams: Streams, arm: str, of: str) -> dict[int, Stream]:
