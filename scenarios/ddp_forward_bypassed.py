@@ -28,7 +28,7 @@ class Params:
 
     steps: int = field(metadata=at_least(2))
     batch: int = field(metadata=at_least(1))
-    lr: float = field(metadata=at_least(0.0))
+    lr: float = field(metadata=at_least(1e-6))
     permutations: int = field(metadata=at_least(0))
 
 
@@ -39,7 +39,7 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     from harness.collectives import count_collectives
-    from scenarios._models import gradients, net, rows, weights
+    from scenarios._models import net, rows, weights
 
     model = DistributedDataParallel(net(rank))
     optimizer = torch.optim.SGD(model.parameters(), lr=p.lr)
@@ -57,7 +57,7 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
                 parameter.grad /= rank.world_size
         optimizer.step()
         rank.log(step=step, loss=loss, reductions=calls.count("all_reduce"))
-        rank.snapshot(step=step, gradients=gradients(model), weights=weights(model))
+        rank.snapshot(step=step, weights=weights(model))
 
 
 @symptom(HOLDS, source="kohya-ss/sd-scripts#989")

@@ -30,7 +30,7 @@ class Params:
 
     trials: int = field(metadata=at_least(8))
     width: int = field(metadata=at_least(4))
-    p: float = field(metadata=between(0.05, 0.95))
+    p: float = field(metadata=between(0.05, 0.9))
 
 
 def run(rank: Rank, arm: Arm, p: Params) -> None:

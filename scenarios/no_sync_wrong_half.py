@@ -9,9 +9,9 @@ backward only (huggingface/accelerate#1726, facebookresearch/ClassyVision#706).
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.arms import faulty, fixed, one_process
 from harness.claims import HOLDS, REFUTED, cost, mechanism, remedy, symptom
@@ -20,6 +20,8 @@ from harness.scenario import Arm, Finding, Scenario, at_least
 from scenarios._models import equal_shares
 
 if TYPE_CHECKING:
+    from torch.nn.parallel import DistributedDataParallel
+
     from harness.rank import Rank
     from harness.tables import Tables
 
@@ -31,18 +33,17 @@ class Params:
     updates: int = field(metadata=at_least(2))
     micro: int = field(metadata=at_least(2))
     batch: int = field(metadata=at_least(1))
-    lr: float = field(metadata=at_least(0.0))
+    lr: float = field(metadata=at_least(1e-6))
     permutations: int = field(metadata=at_least(0))
 
 
 def run(rank: Rank, arm: Arm, p: Params) -> None:
-    """Accumulate over micro-batches; what stands inside no_sync() is all that differs."""
+    """Accumulate the gradient of an update over micro-batches."""
     import torch
-    import torch.nn.functional as F
     from torch.nn.parallel import DistributedDataParallel
 
     from harness.collectives import count_collectives
-    from scenarios._models import gradients, net, rows, weights
+    from scenarios._models import net, rows, weights
 
     model = DistributedDataParallel(net(rank))
     optimizer = torch.optim.SGD(model.parameters(), lr=p.lr)
@@ -50,24 +51,34 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
     for update in range(p.updates):
         optimizer.zero_grad()
         with count_collectives() as calls:
-            if arm["inside"] == "forward":
-                with model.no_sync():
-                    losses = [F.mse_loss(model(x), y) / p.micro for x, y in batches]
-                torch.stack(losses).sum().backward()
-            for number, (x, y) in enumerate(batches if arm["inside"] != "forward" else ()):
-                quiet = model.no_sync() if number + 1 < p.micro else nullcontext()
-                if arm["inside"] == "backward":
-                    loss = F.mse_loss(model(x), y) / p.micro
-                    with quiet:
-                        loss.backward()
-                else:
-                    with quiet:
-                        (F.mse_loss(model(x), y) / p.micro).backward()
+            accumulate(model, batches, arm["inside"])
         optimizer.step()
         # DDP regroups its buckets once, after the first reduction, and sends their order around.
         if update:
             rank.log(step=update, reductions=calls.count("all_reduce"))
-        rank.snapshot(step=update, gradients=gradients(model), weights=weights(model))
+        rank.snapshot(step=update, weights=weights(model))
+
+
+def accumulate(model: DistributedDataParallel, batches: Sequence[Any], inside: str) -> None:
+    """Run forward and backward; which of them stands inside no_sync() is all that differs."""
+    import torch
+    from torch.nn.functional import mse_loss
+
+    *early, (last_x, last_y) = batches
+    if inside == "forward":
+        with model.no_sync():
+            losses = [mse_loss(model(x), y) for x, y in batches]
+        torch.stack(losses).mean().backward()
+        return
+    for x, y in early:
+        if inside == "backward":
+            loss = mse_loss(model(x), y) / len(batches)
+            with model.no_sync():
+                loss.backward()
+        else:
+            with model.no_sync():
+                (mse_loss(model(x), y) / len(batches)).backward()
+    (mse_loss(model(last_x), last_y) / len(batches)).backward()
 
 
 def one_reduction(t: Tables, arm: str) -> Finding:
@@ -78,10 +89,7 @@ def one_reduction(t: Tables, arm: str) -> Finding:
 @mechanism(REFUTED, source="huggingface/accelerate#1726")
 def decided_in_backward(t: Tables) -> Finding:
     """Gradients are reduced exactly if backward runs outside no_sync()."""
-    return all_of(
-        one_reduction(t, "forward_inside"),
-        one_reduction(t, "backward_inside"),
-    )
+    return all_of(one_reduction(t, "forward_inside"), one_reduction(t, "backward_inside"))
 
 
 @symptom(HOLDS)
@@ -105,10 +113,7 @@ def saves_reductions(t: Tables) -> Finding:
 @remedy(HOLDS)
 def both_inside(t: Tables) -> Finding:
     """Forward and backward inside, save the last: one reduction, one process's weights."""
-    return all_of(
-        like_one_process(t, "both_inside"),
-        one_reduction(t, "both_inside"),
-    )
+    return all_of(like_one_process(t, "both_inside"), one_reduction(t, "both_inside"))
 
 
 SCENARIO = Scenario(
@@ -118,16 +123,14 @@ SCENARIO = Scenario(
     params=Params,
     run=run,
     check=equal_shares,
+    differs=("accumulate",),
     headline=says(
         decided_in_backward=(
             "no_sync() acts on backward",
             "no_sync() acts on forward: backward follows wherever it stands",
         ),
         ranks_part=("forward alone inside it parts the replicas", "replicas stay equal"),
-        saves_reductions=(
-            "backward alone inside it saves the reductions",
-            "backward alone inside it saves nothing",
-        ),
+        saves_reductions=("backward alone saves reductions", "backward alone saves nothing"),
     ),
     arms=(
         one_process("one process, all rows", inside="both"),

@@ -30,7 +30,7 @@ class Params:
     before: int = field(metadata=at_least(1))
     after: int = field(metadata=at_least(1))
     batch: int = field(metadata=at_least(1))
-    lr: float = field(metadata=at_least(0.0))
+    lr: float = field(metadata=at_least(1e-6))
     permutations: int = field(metadata=at_least(0))
 
 

@@ -44,21 +44,19 @@ def check(p: Params, ranks: int) -> list[str]:
 def run(rank: Rank, arm: Arm, p: Params) -> None:
     """Walk through the epochs and record the samples; arms differ in who orders the list."""
     import torch
-    from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-    files = torch.arange(p.samples)
-    seed = 0
-    if arm["order"] == "own_list":
-        files = files[torch.randperm(p.samples, generator=rank.generator(f"list/{rank.rank}"))]
-    elif arm["order"] == "own_seed":
-        seed = rank.rank
-    elif arm["order"] == "sorted":
-        files = files[torch.randperm(p.samples, generator=rank.generator(f"list/{rank.rank}"))]
-        files = files.sort().values
-    data: Dataset[tuple[torch.Tensor, ...]] = TensorDataset(files)
-    place = {"num_replicas": rank.world_size, "rank": rank.rank}
-    sampler: DistributedSampler[int] = DistributedSampler(data, **place, seed=seed)  # type: ignore[arg-type]
-    loader = DataLoader(data, batch_size=p.batch, sampler=sampler)
+    # Each process lists the directory for itself, and gets the files in an order of its own.
+    listed = torch.randperm(p.samples, generator=rank.generator(f"listing of rank {rank.rank}"))
+    if arm["order"] != "as_listed":
+        listed = listed.sort().values
+    sampler: DistributedSampler[int] = DistributedSampler(
+        TensorDataset(listed),
+        num_replicas=rank.world_size,
+        rank=rank.rank,
+        seed=rank.seed + (rank.rank if arm["order"] == "own_seed" else 0),
+    )
+    loader = DataLoader(TensorDataset(listed), batch_size=p.batch, sampler=sampler)
     for epoch in range(p.epochs):
         sampler.set_epoch(epoch)
         seen = torch.cat([batch for (batch,) in loader]).tolist()
@@ -129,8 +127,8 @@ SCENARIO = Scenario(
         by_chance=("as many as by chance", "not as many as by chance"),
     ),
     arms=(
-        reference("one_process", "one process, any order", ranks=1, order="own_list"),
-        faulty("own_list", "list shuffled in each process", order="own_list"),
+        reference("one_process", "one process, as it lists them", ranks=1, order="as_listed"),
+        faulty("own_list", "files as each process lists them", order="as_listed"),
         faulty("rank_seed", "DistributedSampler(seed=rank)", order="own_seed"),
         fixed("sorted", "list sorted, one seed", order="sorted"),
     ),

@@ -3,7 +3,7 @@
 The rule takes the standard deviation of the fresh weights. Ranks are seeded apart, as dropout wants
 it, so each one draws other weights and rounds to another number of steps. DDP then hands out rank
 0's weights and keeps all gradients equal bit for bit; nothing ever looks at the learning rates, and
-the replicas part in the first update. FSDP is no help: a local shard has a deviation of its own.
+the replicas part in the first update.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Params:
     steps: int = field(metadata=at_least(2))
     base: int = field(metadata=at_least(1))
     batch: int = field(metadata=at_least(1))
-    lr: float = field(metadata=at_least(0.0))
+    lr: float = field(metadata=at_least(1e-6))
     permutations: int = field(metadata=at_least(0))
 
 

@@ -32,7 +32,7 @@ class Params:
     steps: int = field(metadata=at_least(1))
     tokens: int = field(metadata=at_least(2))
     hidden: int = field(metadata=at_least(2))
-    lr: float = field(metadata=at_least(0.0))
+    lr: float = field(metadata=at_least(1e-6))
     permutations: int = field(metadata=at_least(0))
 
 

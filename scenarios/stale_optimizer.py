@@ -28,7 +28,7 @@ class Params:
 
     steps: int = field(metadata=at_least(2))
     batch: int = field(metadata=at_least(1))
-    lr: float = field(metadata=at_least(0.0))
+    lr: float = field(metadata=at_least(1e-6))
     permutations: int = field(metadata=at_least(0))
 
 

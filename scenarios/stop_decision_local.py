@@ -30,7 +30,7 @@ class Params:
     epochs: int = field(metadata=at_least(2))
     target: float
     batch: int = field(metadata=at_least(1))
-    lr: float = field(metadata=at_least(0.0))
+    lr: float = field(metadata=at_least(1e-6))
     hang_timeout_s: float = field(metadata=at_least(0.1))
     permutations: int = field(metadata=at_least(0))
 
