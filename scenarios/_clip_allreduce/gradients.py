@@ -174,11 +174,10 @@ def _before(arm: str, means: str) -> Any:
             return unknown(f"arm {arm} clips nothing: the norm is {norms[0]:.3g}", **numbers)
         if gap.size is Size.BETWEEN:
             return unknown("neither rounding nor a clear fault", **numbers)
-        return refuted(
-            f"{means}: cosine {cosine:.3f} to the right gradient, norm {norms[0]:.3g} instead of "
-            f"{norms[1]:.3g}",
-            **numbers,
-        )
+        # Where both are as long as the bound, only the direction tells.
+        length = f", norm {norms[0]:.3g}, not {norms[1]:.3g}"
+        length = "" if f"{norms[0]:.3g}" == f"{norms[1]:.3g}" else length
+        return refuted(f"{means}: cosine {cosine:.3f} to the right gradient{length}", **numbers)
 
     return judge
 

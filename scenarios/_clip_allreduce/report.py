@@ -75,7 +75,7 @@ def report_arithmetic(t: Tables) -> Finding:
         return refuted(f"L2 leaves {left['L2']:.4f}, L1 leaves {left['L1']:.4f}", **numbers)
     return holds(
         f"L2 leaves {left['L2']:.4f} of 1000 and L1 leaves {left['L1']:.4f} "
-        "(the report's 499.7 is cut off, not rounded)",
+        "(499.7, as it is often told, is cut off, not rounded)",
         **numbers,
     )
 

@@ -239,7 +239,10 @@ def judge_range(t: Tables) -> Finding:
         return refuted(f"log_softmax breaks, too, at a gap of {first['log_softmax']}", **numbers)
     if not any(first["log_of_softmax"].values()):
         return refuted(f"log(softmax) is finite up to a gap of {GAPS[-1]}", **numbers)
-    text = f"log(softmax) has no finite gradient from a logit gap of {found} on; log_softmax has"
+    text = (
+        f"log(softmax) has no finite gradient from a logit gap of {found} on; log_softmax has one "
+        f"at every gap up to {GAPS[-1]}"
+    )
     if all(fits.values()):
         return holds(text, **numbers)
     return unknown(f"{text}; 1/p overflowing predicts {span}", **numbers)

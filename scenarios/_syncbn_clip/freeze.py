@@ -128,7 +128,8 @@ def late_freeze_raises(t: Tables) -> Finding:
         if "reduction" not in error:
             return unknown(f"forward raises, but not the reducer: {error}", evidence=evidence)
         return holds(
-            f"the second forward after freezing raises on all {ranks} ranks: {error[:70]}",
+            f"the second forward after freezing raises on all {ranks} ranks: "
+            f"{error.partition('. ')[0]}",
             evidence=evidence | {"error": error},
         )
     if steps:

@@ -77,11 +77,9 @@ def keeps_bound(t: Tables, arms: tuple[str, ...]) -> Finding:
             evidence[f"{arm}.lowest_{name}"] = min(low)
             evidence[f"{arm}.ranks_below_{name}"] = len(below)
             if below:
-                failures.append(f"{arm}: {name} of rank {', '.join(map(str, below))}")
+                failures.append(f"the {name} of rank {', '.join(map(str, below))} ({arm})")
     if failures:
-        return refuted(
-            f"running_var is below {clip:g} in the {'; '.join(failures)}", evidence=evidence
-        )
+        return refuted(f"running_var is below {clip:g} in {'; '.join(failures)}", evidence=evidence)
     return holds(
         f"running_var is at least {clip:g} on all ranks, in the checkpoint and in the eval "
         f"forward ({', '.join(arms)})",
