@@ -22,21 +22,30 @@ CASES = {
     for module in (classifier, by_hand)
     for fault in module.FAULTS
 }
+BATCH_NORM = {"norm.running_mean", "norm.running_var"}
 FAULTY = {
     # case: step, phase, kind, tensors, odd ranks
     "classifier-bit": (3, "parameters", "parameter", {"stem.weight"}, (1,)),
     "classifier-bypass": (2, "gradients", "gradient", {"head.bias", "head.weight"}, ()),
     "classifier-no_sync": (2, "gradients", "gradient", {"head.bias", "head.weight"}, ()),
     "classifier-replaced": (0, "gradients", "gradient", {"head.bias", "head.weight"}, ()),
+    "classifier-buffers": (2, "evaluation", "buffer", BATCH_NORM, ()),
     "classifier-lr": (0, "gradients", "setting", {"param_groups[0]['lr']"}, (1,)),
     "by_hand-layer": (2, "gradients", "gradient", {"2.bias", "2.weight"}, ()),
     "by_hand-init": (0, "start", "parameter", {"0.weight", "4.bias"}, (1,)),
 }
-EXACT = {"classifier-bit", "classifier-replaced", "classifier-lr", "by_hand-layer"}
+EXACT = {
+    "classifier-bit",
+    "classifier-buffers",
+    "classifier-replaced",
+    "classifier-lr",
+    "by_hand-layer",
+}
 """Cases in which nothing but the tensors named may be reported."""
 HEALTHY = {
     "classifier-none": 0,
     "classifier-unsynced_eval": 0,
+    "classifier-wrapped_eval": 0,
     "by_hand-none": 0,
     "by_hand-unequal_updates": 0,
     "by_hand-parts": 0,
@@ -72,7 +81,7 @@ def test_no_case_is_forgotten():
 @pytest.mark.parametrize("case", FAULTY)
 def test_a_fault_is_found_in_its_step_with_tensor_and_rank(runs, case):
     step, phase, kind, tensors, odd = FAULTY[case]
-    found = min(findings(runs, case), key=lambda one: one.index)
+    found = min(findings(runs, case), key=lambda one: one.order)
     assert (found.step, found.phase, found.differences[0].kind) == (step, phase, kind)
     assert found.ranks == (0, 1, 2)
     names = {one.name for one in found.differences}
@@ -92,7 +101,7 @@ def test_a_healthy_run_is_silent(runs, case):
 
 
 def test_the_wrong_lr_is_shown(runs):
-    (one,) = min(findings(runs, "classifier-lr"), key=lambda one: one.index).differences
+    (one,) = min(findings(runs, "classifier-lr"), key=lambda one: one.order).differences
     assert one.values == {0: "0.1", 1: "0.2", 2: "0.1"}
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import sys
 import types
 from collections.abc import Sequence
@@ -105,9 +106,9 @@ class _Watch:
 
     def _begin(self) -> None:
         try:
-            from harness.watch.watcher import Watcher
+            from harness.watch.watcher import WATCHERS, Watcher
 
-            self._watcher = Watcher(folder=self._options.folder)
+            self._watcher = WATCHERS[os.getpid()] = Watcher(folder=self._options.folder)
         except Exception as error:
             print(f"crossrank: could not begin to watch: {error!r}", file=sys.stderr)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.watch.divergence import Difference, Divergence
-from harness.watch.layout import GRADIENTS, START
+from harness.watch.layout import EVALUATION, GRADIENTS, START
 
 _SHOWN = 12
 
@@ -13,7 +13,10 @@ _SHOWN = 12
 def headline(found: Divergence) -> str:
     """Return the first line."""
     first = found.differences[0]
-    where = f"step {found.step}" if found.phase != START else "before the first step"
+    where = {
+        START: "before the first step",
+        EVALUATION: f"evaluation after {found.step} updates",
+    }.get(found.phase, f"step {found.step}")
     more = len(found.differences) - 1
     others = f" and {more} more of {found.compared}" if more else f", 1 of {found.compared}"
     return f"{where}: {who(first)} in {what(first)}{others}; cause not known"
@@ -48,15 +51,16 @@ def what(difference: Difference) -> str:
     return f"{difference.kind} {difference.name}"
 
 
-def evidence(found: Divergence, *, optimizer: str, number: int) -> list[str]:
+def evidence(found: Divergence, *, source: str) -> list[str]:
     """Return the table below the first line: a row for each thing that differs."""
     step = found.step
     when = {
         START: "before the first update",
+        EVALUATION: f"at the first forward pass of an evaluation, after {step} updates",
         GRADIENTS: f"before update {step}, in what it is made from",
     }.get(found.phase, f"after update {step}; its gradients and settings were equal")
     lines = [
-        f"  where    {when}, of optimizer {number} ({optimizer}); steps count from 0",
+        f"  where    {when}, of {source}; steps count from 0",
         f"  compared {found.compared} of this kind on {ranks(found.ranks)}",
     ]
     width = max(len(what(d)) for d in found.differences[:_SHOWN])

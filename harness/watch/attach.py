@@ -10,7 +10,7 @@ import os
 import torch
 
 from harness.watch.closing import close
-from harness.watch.watcher import Watcher
+from harness.watch.watcher import WATCHERS, Watcher
 
 
 def attach(
@@ -30,9 +30,13 @@ def attach(
         folder: one that all hosts share; the default is a temporary one of this host.
         quiet: say something only if something is wrong.
     """
-    watcher = Watcher(folder=folder)
-    watcher.modules.add(model, *(one for one in more if isinstance(one, torch.nn.Module)))
+    models = [model, *(one for one in more if isinstance(one, torch.nn.Module))]
     process = os.getpid()
+    if process in WATCHERS:
+        WATCHERS[process].modules.add(*models)
+        return WATCHERS[process]
+    watcher = WATCHERS[process] = Watcher(folder=folder)
+    watcher.modules.add(*models)
 
     def at_exit() -> None:
         if os.getpid() == process:

@@ -64,7 +64,7 @@ def _answer(
     watcher: Watcher,
     ends: dict[int, Any],
     missing: list[int],
-    found: tuple[int, str, Divergence] | None,
+    found: tuple[str, Divergence] | None,
 ) -> Answer:
     assert watcher.folder is not None
     notes = list(dict.fromkeys(note for end in ends.values() for note in end["notes"]))
@@ -75,8 +75,8 @@ def _answer(
     notes += [f"the script ended with exit code {c} on rank {r}" for r, c in codes.items()]
     below = [f"  note     {note}" for note in notes]
     if found is not None:
-        number, kind, what = found
-        table = evidence(what, optimizer=kind, number=number)
+        source, what = found
+        table = evidence(what, source=source)
         kept = [f"  kept     {watcher.folder.root}"]
         return Answer(exit_code=DIVERGED, lines=(headline(what), *table, *below, *kept))
     seen = [one for end in ends.values() for one in end["optimizers"]]
@@ -115,7 +115,7 @@ def _equal(watcher: Watcher, ends: dict[int, Any], below: list[str]) -> Answer:
     return Answer(exit_code=NOTHING_FOUND, lines=(first, *below))
 
 
-def _first_found(watcher: Watcher) -> tuple[int, str, Divergence] | None:
+def _first_found(watcher: Watcher) -> tuple[str, Divergence] | None:
     """Return the earliest divergence that any rank has found, or that only shows at the end."""
     assert watcher.folder is not None
     all_found = []
@@ -123,13 +123,13 @@ def _first_found(watcher: Watcher) -> tuple[int, str, Divergence] | None:
         content = watcher.folder.read(watcher.folder.finding(rank))
         if content is not None:
             found = from_json(content["found"])
-            all_found.append((content["optimizer"], content["kind"], found))
+            all_found.append((content["source"], found))
     if not all_found:
         all_found = _left_over(watcher)
-    return min(all_found, key=lambda one: (one[2].step, one[2].index, one[0]), default=None)
+    return min(all_found, key=lambda one: (one[1].order, one[0]), default=None)
 
 
-def _left_over(watcher: Watcher) -> list[tuple[int, str, Divergence]]:
+def _left_over(watcher: Watcher) -> list[tuple[str, Divergence]]:
     """Compare what fewer ranks than all have reached: one of them ended early."""
     found = []
     for number, one in enumerate(watcher.summary()):
@@ -140,6 +140,6 @@ def _left_over(watcher: Watcher) -> list[tuple[int, str, Divergence]]:
             if 1 < len(seen) < len(watcher.peers):
                 what = divergence(exchange.look, index)
                 if what is not None:
-                    found.append((number, one["kind"], what))
+                    found.append((f"optimizer {number} ({one['kind']})", what))
                     break
     return found

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.watch.layout import GRADIENTS, PARAMETERS, START, Entry, index_of, place_of
+from harness.watch.layout import EVALUATION, GRADIENTS, PARAMETERS, START, Entry, index_of, place_of
 
 Seen = Mapping[int, tuple[tuple[Entry, ...], tuple[int, ...]]]
 """Rank -> entries and their digests, at one place."""
@@ -51,8 +51,10 @@ class Divergence:
     ranks: tuple[int, ...]
 
     @property
-    def index(self) -> int:
+    def order(self) -> float:
         """Its place in the order of execution."""
+        if self.phase == EVALUATION:
+            return index_of(self.step, GRADIENTS) - 0.5
         return index_of(self.step, self.phase)
 
 
@@ -123,6 +125,12 @@ def divergence(look: Look, index: int) -> Divergence | None:
         # Backward reaches the last layers first.
         return _made(step, GRADIENTS, earlier[::-1], before)
     return _made(step, PARAMETERS, due, seen)
+
+
+def at_evaluation(seen: Seen, updates: int) -> Divergence | None:
+    """Return what differs between wrapped modules at an evaluation after so many updates."""
+    due = differences(seen)
+    return _made(updates, EVALUATION, due, seen) if due else None
 
 
 def _unequal_start(look: Look) -> Divergence | None:

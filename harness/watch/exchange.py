@@ -16,8 +16,14 @@ _SPARE = 64
 class Exchange:
     """The digests of one stream, of this rank and of its peers."""
 
-    def __init__(self, folder: Folder, stream: str, peers: Sequence[int]) -> None:
-        """Open what the peers write; `peers` are all ranks of the folder."""
+    def __init__(
+        self, folder: Folder, stream: str, peers: Sequence[int], phase: str | None = None
+    ) -> None:
+        """Open what the peers write; `peers` are all ranks of the folder.
+
+        With a phase, everything written belongs to it, whatever its index.
+        """
+        self._phase = phase
         self._folder = folder
         self._stream = stream
         self._readers = {peer: Reader(folder.ring(stream, peer)) for peer in peers}
@@ -72,7 +78,8 @@ class Exchange:
                 continue
             layout = self._layout(rank, slot.layout)
             if layout is not None:
-                seen[rank] = (layout.phases[place_of(index)[1]], slot.digests)
+                phase = self._phase or place_of(index)[1]
+                seen[rank] = (layout.phases[phase], slot.digests)
         return seen
 
     def _layout(self, rank: int, version: int) -> Layout | None:

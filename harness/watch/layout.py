@@ -8,6 +8,8 @@ from typing import Any
 
 START, GRADIENTS, PARAMETERS = "start", "gradients", "parameters"
 """Before the first update; before each update, gradients synchronised; after each update."""
+EVALUATION = "evaluation"
+"""At the first forward pass of an evaluation; `step` is the number of updates made until then."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -34,8 +34,9 @@ class Known:
 class Modules:
     """Remembers which modules a program has built; keeps none of them alive."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_wrap: Callable[[nn.parallel.DistributedDataParallel], None]) -> None:
         """Start listening to torch's own hook for modules that become parts of others."""
+        self._on_wrap = on_wrap
         # By id: a module may define equality and lose its hash.
         self._parents: dict[int, weakref.ref[nn.Module]] = {}
         self._handle: RemovableHandle = register_module_module_registration_hook(self._registered)
@@ -44,6 +45,9 @@ class Modules:
         """Make modules known that were built before."""
         for model in models:
             self._remember(model)
+            for module in model.modules():
+                if isinstance(module, nn.parallel.DistributedDataParallel):
+                    self._on_wrap(module)
 
     def close(self) -> None:
         """Stop listening."""
@@ -73,6 +77,8 @@ class Modules:
 
     def _registered(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
         self._remember(parent)
+        if isinstance(parent, nn.parallel.DistributedDataParallel) and name == "module":
+            self._on_wrap(parent)
 
     def _remember(self, module: nn.Module) -> None:
         key = id(module)

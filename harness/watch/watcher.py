@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -22,15 +23,20 @@ from torch.optim.optimizer import (
 )
 
 from harness.watch.answer import headline
-from harness.watch.divergence import Divergence, divergence, to_json
+from harness.watch.divergence import Divergence, at_evaluation, divergence, to_json
+from harness.watch.evaluation import Evaluations
 from harness.watch.exchange import Exchange
 from harness.watch.folder import Folder, meeting_place, process_began
-from harness.watch.layout import GRADIENTS, PARAMETERS, index_of
+from harness.watch.layout import EVALUATION, GRADIENTS, PARAMETERS, index_of
 from harness.watch.modules import Modules
 from harness.watch.stream import AVERAGING, Stream
 
 MOST = 64
 """Optimizers that are followed; each has a file of its own."""
+
+
+WATCHERS: dict[int, Watcher] = {}
+"""Process -> its watcher: two of them would write to the same files."""
 
 
 class _Observed:
@@ -61,7 +67,10 @@ class Watcher:
         self._pid = os.getpid()
         self._observed: list[_Observed] = []
         self._running: list[Optimizer] = []
-        self.modules = Modules()
+        self._evaluations: dict[int, Exchange] = {}
+        self._evaluated: dict[int, int] = {}
+        self._wrapped: list[Evaluations] = []
+        self.modules = Modules(self._watch_evaluations)
         self._handles = [
             register_optimizer_step_pre_hook(self._guard(self._before_step)),
             register_optimizer_step_post_hook(self._guard(self._after_step)),
@@ -72,6 +81,8 @@ class Watcher:
         self.modules.close()
         for handle in self._handles:
             handle.remove()
+        for wrapped in self._wrapped:
+            wrapped.close()
 
     def meet(self) -> None:
         """Find out which rank this is, and where the others write."""
@@ -123,13 +134,13 @@ class Watcher:
         assert self.folder is not None
         return Exchange(self.folder, f"optimizer{number}", self.peers)
 
-    def _guard(self, act: Callable[[Optimizer], None]) -> Callable[..., None]:
-        def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _guard(self, act: Callable[[Any], None]) -> Callable[..., None]:
+        def hook(observed: Any, *_: Any) -> None:
             # A compiler would trace what is below into the user's graph.
             if torch.compiler.is_compiling() or self.failed or os.getpid() != self._pid:
                 return
             try:
-                act(optimizer)
+                act(observed)
             except Exception as error:
                 self.failed = f"{type(error).__name__}: {error}"
                 say(f"rank {self.rank} stopped watching, the training goes on: {self.failed}")
@@ -189,19 +200,44 @@ class Watcher:
             raise RuntimeError(f"the script makes new optimizers again and again, {MOST} so far")
         return self._observed[-1]
 
+    def _watch_evaluations(self, module: DistributedDataParallel) -> None:
+        known = any(wrapped.module() is module for wrapped in self._wrapped)
+        if not known and len(self._wrapped) < MOST:
+            self._wrapped.append(Evaluations(module, self._guard(self._at_evaluation)))
+
+    def _at_evaluation(self, wrapped: Evaluations) -> None:
+        self.meet()
+        assert self.folder is not None
+        number = self._wrapped.index(wrapped)
+        updates = sum(one.updates for one in self._observed)
+        if self.world_size == 1 or self._evaluated.get(number) == updates:
+            return
+        self._evaluated[number] = updates
+        exchange = self._evaluations.get(number)
+        if exchange is None:
+            exchange = Exchange(self.folder, f"module{number}", self.peers, EVALUATION)
+            exchange.declare(self.rank, wrapped.layout())
+            self._evaluations[number] = exchange
+        exchange.post(updates, wrapped.digests())
+        if self.found is None and exchange.all_equal(updates) is False:
+            found = at_evaluation(exchange.look(updates), updates)
+            self._report(found, f"module {number} ({wrapped.kind})")
+
     def _post(self, observed: _Observed, index: int, digests: list[int]) -> None:
         exchange = observed.exchange
         assert exchange is not None
-        assert self.folder is not None
         exchange.post(index, digests)
         # The last rank to come sees all others; the ones before it have nothing to wait for.
-        if self.found is not None or exchange.all_equal(index) is not False:
-            return
-        found = divergence(exchange.look, index)
+        if self.found is None and exchange.all_equal(index) is False:
+            found = divergence(exchange.look, index)
+            self._report(found, f"optimizer {observed.number} ({observed.kind})")
+
+    def _report(self, found: Divergence | None, source: str) -> None:
         if found is None:
             return
+        assert self.folder is not None
         self.found = found
-        content = {"optimizer": observed.number, "kind": observed.kind, "found": to_json(found)}
+        content = {"source": source, "found": to_json(found)}
         self.folder.write(self.folder.finding(self.rank), content)
         if self.folder.claim("announced"):
             say(headline(found))

@@ -9,7 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-FAULTS = ("none", "bit", "bypass", "no_sync", "replaced", "lr", "unsynced_eval")
+FAULTS = ("none", "bit", "bypass", "no_sync", "replaced", "lr", "buffers")
+FAULTS += ("unsynced_eval", "wrapped_eval")
+"""The last two are none."""
 
 
 class Net(nn.Module):
@@ -27,7 +29,11 @@ def train(args):
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(args.seed)
     net = Net()
-    model = DDP(net, find_unused_parameters=args.fault == "replaced")
+    model = DDP(
+        net,
+        find_unused_parameters=args.fault == "replaced",
+        broadcast_buffers=args.fault != "buffers",
+    )
     if args.fault == "replaced":
         net.head = nn.Linear(24, 5)
     lr = 0.1 * (2 if args.fault == "lr" and rank == args.bad_rank else 1)
@@ -52,8 +58,10 @@ def train(args):
                 net.stem.weight.view(torch.int32)[3, 2] ^= 1
         if step % 2:
             model.eval()
-            if rank == 0 or args.fault == "unsynced_eval":
-                with torch.no_grad():
+            with torch.no_grad():
+                if args.fault in ("wrapped_eval", "buffers"):
+                    model(x)
+                elif rank == 0 or args.fault == "unsynced_eval":
                     net(x)
             model.train()
     return losses, net

@@ -1,5 +1,7 @@
 """Ways in which a script can end, and things that a script must find as it left them."""
 
+# ruff: noqa: E402, PTH100, PTH120  the environment comes before torch; paths as in user scripts
+
 import argparse
 import os
 import signal
