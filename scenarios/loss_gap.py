@@ -108,7 +108,7 @@ def broken_has_larger_gap(t: Tables) -> Finding:
 
 @remedy(HOLDS)
 def digest_decides(t: Tables) -> Finding:
-    """A digest of the weights, or the loss of one common batch, is equal exactly where DDP works."""
+    """A digest of the weights, or the loss of one common batch, is equal only where DDP works."""
     sound = ("healthy", "harder_rows", "same_rows")
     return all_of(
         negated(ranks_agree(t, "bypassed", "weights")),
