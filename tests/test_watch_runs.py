@@ -180,3 +180,17 @@ def test_scripts_that_are_none(tmp_path, content, code, says):
     assert ended.returncode == code
     assert says in ended.stderr
     assert "harness/watch" not in ended.stderr.replace(str(tmp_path), "")
+
+
+def test_two_lines_in_a_script_do_the_same_and_runs_of_one_parent_do_not_mix(tmp_path):
+    command = [sys.executable, "-m", "tests.watched.attached", tmp_path]
+    ended = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=100
+    )
+    assert ended.returncode == 0, ended.stderr
+    first, second = (part.splitlines() for part in ended.stderr.split("turn 1")[0].split("turn 0"))
+    answers = [line for line in first if line.startswith("crossrank: ")]
+    found = "step 1: rank 2 differs from the others in gradient 1.bias, 1 of 4; cause not known"
+    assert answers == [f"crossrank: {found}"] * 2
+    (answer,) = [line for line in second if line.startswith("crossrank: ")]
+    assert answer == "crossrank: no divergence: 4 replicated parameters, 4 updates, 3 ranks"

@@ -96,6 +96,29 @@ def sharded(net):
     return fully_shard(net, mesh=mesh)
 
 
+def divided_state(model):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    return ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
+
+
+def averaged():
+    """Evaluations through the wrapper, and through an average of the weights."""
+    model = DDP(Net())
+    optimizer = sgd(model)
+    ema = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
+    losses = []
+    for ids, target in batches():
+        optimizer.zero_grad()
+        F.cross_entropy(model.train()(ids), target).backward()
+        optimizer.step()
+        ema.update_parameters(model)
+        with torch.no_grad():
+            losses.append(F.cross_entropy(model.eval()(ids), target).item())
+            losses.append(F.cross_entropy(ema.eval()(ids), target).item())
+    return losses, [model, ema], [optimizer]
+
+
 def adam(model):
     return torch.optim.Adam(model.parameters(), foreach=True)
 
@@ -113,6 +136,8 @@ CASES = {
     "static_graph": lambda: plain(static_graph=True),
     "bucket_view": lambda: plain(gradient_as_bucket_view=True),
     "fully_shard": lambda: plain(adam, wrap=sharded),
+    "zero_redundancy": lambda: plain(divided_state),
+    "averaged_weights": averaged,
     "no_sync": lambda: plain(window=2),
     "checkpointing": lambda: plain(net={"checkpointed": True}),
     "two_models": two_models,
@@ -132,8 +157,10 @@ def state(result):
             kept[f"model {number} {name}"] = tensor
             kept[f"grad {number} {name}"] = tensor.grad
     for number, optimizer in enumerate(optimizers):
-        kept[f"groups {number}"] = optimizer.state_dict()["param_groups"]
-        for index, values in optimizer.state_dict()["state"].items():
+        settings = [{**group, "params": None} for group in optimizer.param_groups]
+        kept[f"groups {number}"] = settings
+        states = [values for values in optimizer.state.values() if values]
+        for index, values in enumerate(states):
             kept.update({f"state {number} {index} {key}": value for key, value in values.items()})
     return {name: hashed(value) for name, value in kept.items()}
 
