@@ -7,18 +7,24 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from harness.errors import peer_was_lost
+
 if TYPE_CHECKING:
     from harness.rank import Rank
     from harness.scenario import Arm
+
+IN_VAIN = ("timed out", "timeout", "timed-out")
+"""What gloo and NCCL say, in small letters, when a collective's peers have not come."""
 
 
 @contextmanager
 def gives_up(rank: Rank, arm: Arm, seconds: float) -> Iterator[None]:
     """In an isolated arm, let collectives whose peers never come raise after `seconds`.
 
-    What this rank raises is recorded as `raised` in phase "gave up" ("" if nothing), and it goes
-    on behind the region. There the ranks meet, through the store: nobody's process ends while
-    another one waits, which would cut the wait short. Other arms keep the time limit of the run.
+    The error is recorded as `raised` in phase "gave up" ("" if there was none), and the rank goes
+    on behind the region; an error of another kind is raised. Behind the region the ranks meet,
+    through the store: nobody's process ends while another one still waits, which would cut its
+    wait short. Arms that are not isolated keep the time limit of the run.
     """
     import torch.distributed as dist
 
@@ -32,7 +38,10 @@ def gives_up(rank: Rank, arm: Arm, seconds: float) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raised = str(error).partition("\n")[0] or type(error).__name__
+        said = str(error)
+        if not (peer_was_lost(said) or any(sign in said.lower() for sign in IN_VAIN)):
+            raise
+        raised = said.partition("\n")[0]
     rank.log(step=0, phase="gave up", raised=raised)
     store = dist.PrefixStore("gave up", dist.distributed_c10d._get_default_store())
     if store.add("through", 1) == rank.world_size:
