@@ -44,7 +44,7 @@ def test_copies_and_pickles_hold_nothing_of_the_watcher(watcher, tmp_path):
     assert len(wrapped._forward_hooks) == 1
     twin = copy.deepcopy(wrapped.eval())
     twin(torch.ones(2, 3))
-    assert not list(tmp_path.glob("watch/attempt0/module*"))
+    assert not list(tmp_path.glob("watch/attempt0-*/module*"))
     raw = io.BytesIO()
     torch.save(twin.module, raw)
     torch.save(wrapped._forward_hooks, tmp_path / "hooks.pt")

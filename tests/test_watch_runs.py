@@ -64,7 +64,7 @@ def runs(tmp_path_factory):
 
 
 def findings(out, case):
-    paths = (out / case / "attempt0").glob("rank*.finding.json")
+    paths = (out / case).glob("attempt0-*/rank*.finding.json")
     return [from_json(json.loads(path.read_text())["found"]) for path in paths]
 
 
@@ -144,6 +144,13 @@ def test_a_rank_that_raises_keeps_its_own_excepthook_and_the_answer_is_still_giv
     assert "harness/watch" not in ended.stdout
     assert said(ended)[-1].startswith("step 3: ranks 0 and 1 differ in parameter weight")
     assert "exitcode  : 1 (pid" in ended.stderr
+
+
+def test_no_rank_is_cut_off_at_exit_because_another_one_has_found_something():
+    ended = watched("--end", "slow_exit", ranks=2)
+    assert "exitcode  : 20 (pid" in ended.stderr
+    assert said(ended)[-1].startswith("step 4: ranks 0 and 1 differ in parameter weight, 1 of 2")
+    assert ended.stdout.count("finished at exit") == 2
 
 
 def test_a_killed_rank_ends_the_run_as_without_the_watcher():

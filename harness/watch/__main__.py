@@ -21,6 +21,8 @@ from harness.watch.exit_codes import NOT_OBSERVED
 if TYPE_CHECKING:
     from harness.watch.watcher import Watcher
 
+PATIENCE = 30.0
+"""Seconds that the other ranks get to exit, once the script has ended on all of them."""
 USAGE = "torchrun --nproc-per-node=N -m harness.watch [--quiet] [--folder FOLDER] train.py ARGS..."
 
 
@@ -102,7 +104,10 @@ class _Watch:
             return script_code or NOT_OBSERVED
         from harness.watch.closing import close
 
-        return close(self._watcher, script_code=script_code, quiet=self._options.quiet)
+        code = close(self._watcher, script_code=script_code, quiet=self._options.quiet)
+        if code and not script_code:
+            self._watcher.wait_for_peers(PATIENCE)
+        return code
 
     def _begin(self) -> None:
         try:

@@ -78,7 +78,8 @@ def meeting_place(chosen: str | None, token: str | None = None) -> Folder:
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if chosen:
-        root = Path(chosen).absolute() / f"attempt{attempt}"
+        # The same folder may be given to the next run.
+        root = Path(chosen).absolute() / f"attempt{attempt}-{token or 'run'}"
     else:
         known = [os.environ.get(name, "") for name in _SAME_RUN] + [token or _parent()]
         key = hashlib.sha256("\0".join(known).encode()).hexdigest()[:16]

@@ -10,6 +10,7 @@ import os
 import secrets
 import socket
 import sys
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -70,7 +71,7 @@ class Watcher:
         self._evaluations: dict[int, Exchange] = {}
         self._evaluated: dict[int, int] = {}
         self._wrapped: list[Evaluations] = []
-        self.modules = Modules(self._watch_evaluations)
+        self.modules = Modules(self._guard(self._watch_evaluations))
         self._handles = [
             register_optimizer_step_pre_hook(self._guard(self._before_step)),
             register_optimizer_step_post_hook(self._guard(self._after_step)),
@@ -93,7 +94,7 @@ class Watcher:
         if initialised:
             rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         self.rank, self.world_size = rank, world_size
-        self.folder = meeting_place(self._chosen, _token() if initialised else None)
+        self.folder = meeting_place(self._chosen, self._token() if initialised else None)
         here = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
         if self._chosen or here >= world_size:
             self.peers = list(range(world_size))
@@ -133,6 +134,38 @@ class Watcher:
         """Return a fresh view on what all ranks wrote about an optimizer."""
         assert self.folder is not None
         return Exchange(self.folder, f"optimizer{number}", self.peers)
+
+    def _token(self) -> str | None:
+        """Agree on a word with the other ranks, without waiting for them.
+
+        torchrun is the parent of one run only, so its ranks have no need of it for the folder
+        that is theirs. Whoever starts ranks with mp.spawn may do so again.
+        """
+        if "TORCHELASTIC_RUN_ID" in os.environ and self._chosen is None:
+            return None
+        default_store = getattr(torch.distributed.distributed_c10d, "_get_default_store", None)
+        if default_store is None:
+            return None
+        # The first rank to ask sets it, the others get what is set.
+        agreed = default_store().compare_set("crossrank/watch", "", secrets.token_hex(8))
+        return str(agreed.decode())
+
+    def wait_for_peers(self, seconds: float) -> None:
+        """Wait until the other ranks of this host have gone, at most so long.
+
+        torchrun ends all ranks as soon as one exits with anything but 0, and a rank may still
+        have to finish what it does at exit.
+        """
+        if self.folder is None:
+            return
+        deadline = time.monotonic() + seconds
+        for peer in self.peers:
+            about = self.folder.read(self.folder.start(peer))
+            if peer == self.rank or not about or about["host"] != socket.gethostname():
+                continue
+            alive = about["began"]
+            while alive and process_began(about["pid"]) == alive and time.monotonic() < deadline:
+                time.sleep(0.02)
 
     def _guard(self, act: Callable[[Any], None]) -> Callable[..., None]:
         def hook(observed: Any, *_: Any) -> None:
@@ -201,6 +234,8 @@ class Watcher:
         return self._observed[-1]
 
     def _watch_evaluations(self, module: DistributedDataParallel) -> None:
+        # The process group may be gone by the time of the answer.
+        self.meet()
         known = any(wrapped.module() is module for wrapped in self._wrapped)
         if not known and len(self._wrapped) < MOST:
             self._wrapped.append(Evaluations(module, self._guard(self._at_evaluation)))
@@ -241,21 +276,6 @@ class Watcher:
         self.folder.write(self.folder.finding(self.rank), content)
         if self.folder.claim("announced"):
             say(headline(found))
-
-
-def _token() -> str | None:
-    """Agree on a word with the other ranks, without waiting for them.
-
-    torchrun is the parent of one run only. Whoever starts ranks with mp.spawn may do so again.
-    """
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        return None
-    default_store = getattr(torch.distributed.distributed_c10d, "_get_default_store", None)
-    if default_store is None:
-        return None
-    # The first rank to ask sets it, the others get what is set.
-    agreed = default_store().compare_set("crossrank/watch", "", secrets.token_hex(8))
-    return str(agreed.decode())
 
 
 def say(text: str) -> None:

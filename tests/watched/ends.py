@@ -3,9 +3,11 @@
 # ruff: noqa: E402, PTH100, PTH120  the environment comes before torch; paths as in user scripts
 
 import argparse
+import atexit
 import os
 import signal
 import sys
+import time
 
 # Some settings are read by torch when it is imported, so they have to come first.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -25,6 +27,11 @@ sys.excepthook = lambda kind, error, trace: print("own hook:", kind.__name__, tr
 
 class Pickled:
     pass
+
+
+def finish_slowly():
+    time.sleep(1)
+    print("finished at exit", flush=True)
 
 
 def main():
@@ -58,6 +65,13 @@ def main():
         if args.end == "diverges_and_raises" and step == 3 and mine:
             raise ValueError("later")
     print("done", flush=True)
+    if args.end == "slow_exit":
+        if mine:
+            with torch.no_grad():
+                model.module.weight[0, 0] += 1
+        model.zero_grad()
+        optimizer.step()
+        atexit.register(finish_slowly)
     if dist.is_initialized():
         dist.destroy_process_group()
     if args.end == "exit3":
