@@ -8,7 +8,8 @@
 ##   make report run=results/NAME/RUN  write its report again
 ##   make doctor                       what this machine can run, to paste into an issue
 ##
-##   make test [args='-k floor -x']    all tests that this machine can run
+##   make test [args='-k floor -x']    all tests that this machine can run, side by side (args='-n 0':
+##                                     one after another)
 ##   make check                        lint, types, layers, test: what CI runs
 ##   make lint | types | layers        one part of it          make format   repair the style
 ##   make test-gpu                     only the tests that need a CUDA device
@@ -98,7 +99,7 @@ doctor: $(READY)
 	$(RUN) only "" launch.doctor
 
 test: $(READY)
-	$(RUN) only 'args*' pytest
+	$(RUN) only 'args*' pytest -n auto --maxprocesses 4
 
 test-gpu: $(READY)
 	$(RUN) only 'args*' pytest -m gpu
