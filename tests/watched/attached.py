@@ -1,4 +1,4 @@
-"""Ranks started by mp.spawn, with the two lines in the script; twice in one process."""
+"""Ranks started by torch.multiprocessing, with the two lines in the script; twice in one process."""
 
 import os
 import sys
@@ -31,5 +31,6 @@ def train(rank, world, store, broken):
 if __name__ == "__main__":
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="0")
     for turn, broken in enumerate((True, False)):
-        mp.spawn(train, args=(3, f"{sys.argv[1]}/store{turn}", broken), nprocs=3)
+        arguments = (3, f"{sys.argv[1]}/store{turn}", broken)
+        mp.start_processes(train, args=arguments, nprocs=3, start_method="fork")
         print("turn", turn, file=sys.stderr, flush=True)
