@@ -39,7 +39,6 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
     from torch import nn
 
     for trial in range(p.trials):
-        torch.manual_seed(rank.seed + trial)
         layer = nn.Linear(8, p.width, bias=False, dtype=torch.float64, device=rank.device)
         dropout = nn.Dropout(p.p if arm["dropout"] else 0.0)
         x = torch.randn(8, dtype=torch.float64, device=rank.device)
