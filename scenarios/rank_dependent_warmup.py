@@ -43,7 +43,7 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
     from scenarios._models import FEATURES, gradients, mlp, rows, weights
 
     def length(model: torch.nn.Module) -> int:
-        return round(p.base / float(weights(model).std()))
+        return max(1, round(p.base / float(weights(model).std())))
 
     seeds = rank.generator(f"rank {rank.rank}")
     model: torch.nn.Module = mlp((FEATURES, 12, 1), generator=seeds).to(rank.device)

@@ -145,6 +145,27 @@ def test_swapped_arms_are_noticed(case):
             assert conclusion is not Conclusion.AS_EXPECTED, f"{faulty} and {fixed}"
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "claims"),
+    [
+        ("stop_decision_local", "target=100", {"others_wait", "barrier_helps"}),
+        (
+            "rank_dependent_warmup",
+            "base=1",
+            {"lengths_differ", "weights_part", "gradients_show_it"},
+        ),
+        ("ddp_forward_bypassed", "permutations=19", {"call_the_wrapper", "average_by_hand"}),
+    ],
+)
+def test_a_value_that_voids_a_claim_leaves_it_open(name, value, claims, tmp_path):
+    given = (f"scenario={name}", f"scenario.{value}", "gpus=2", "seed=1", "device=cpu")
+    run = launch(*given, results=tmp_path)
+    found = {finding["claim"]: finding["outcome"] for finding in run.verdict["findings"]}
+
+    assert run.code == 11, run.out
+    assert {claim for claim, outcome in found.items() if outcome == "unknown"} == claims
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [3, 4, 8])
 @pytest.mark.parametrize("name", SMALL)
