@@ -46,6 +46,7 @@ HEALTHY = {
     "classifier-none": 0,
     "classifier-unsynced_eval": 0,
     "classifier-wrapped_eval": 0,
+    "classifier-average_on_rank_0": 0,
     "by_hand-none": 0,
     "by_hand-unequal_updates": 0,
     "by_hand-parts": 0,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -37,7 +37,7 @@ class Modules:
     def __init__(self, on_wrap: Callable[[nn.parallel.DistributedDataParallel], None]) -> None:
         """Start listening to torch's own hook for modules that become parts of others."""
         self._on_wrap = on_wrap
-        # By id: a module may define equality and lose its hash.
+        # By id: a module may define an equality of its own.
         self._parents: dict[int, weakref.ref[nn.Module]] = {}
         self._handle: RemovableHandle = register_module_module_registration_hook(self._registered)
 
@@ -53,20 +53,33 @@ class Modules:
         """Stop listening."""
         self._handle.remove()
 
-    def known(self) -> dict[int, Known]:
-        """Return what is known of each parameter, by `id`, from the outermost modules inwards."""
+    def known(self, parameters: Iterable[torch.Tensor]) -> dict[int, Known]:
+        """Return what is known of each of the parameters, by `id`.
+
+        Modules that hold none of them have no say in the names: a rank may well have modules
+        that others lack, such as an average of the weights.
+        """
+        wanted = set(map(id, parameters))
         found: dict[int, Known] = {}
-        roots = list(self._roots())
-        titles: dict[str, int] = {}
-        for root in roots:
-            prefix = _title(root, titles) + "." if len(roots) > 1 else ""
+        naming: dict[int, nn.Module] = {}
+        for root in self._roots():
             for name, parameter, wrapped, sharded in _walk(root):
-                before = found.get(id(parameter))
+                key = id(parameter)
+                if key not in wanted:
+                    continue
+                before = found.get(key)
                 if before is None:
-                    found[id(parameter)] = Known(prefix + name, wrapped, sharded)
+                    found[key] = Known(name, wrapped, sharded)
+                    naming[key] = root
                 elif wrapped and not before.wrapped:
-                    found[id(parameter)] = Known(before.name, True, before.sharded)
-        return found
+                    found[key] = replace(before, wrapped=True)
+        titles = _titles(list({id(root): root for root in naming.values()}.values()))
+        if len(titles) < 2:
+            return found
+        return {
+            key: replace(about, name=f"{titles[id(naming[key])]}.{about.name}")
+            for key, about in found.items()
+        }
 
     def _roots(self) -> Iterator[nn.Module]:
         alive = (reference() for reference in list(self._parents.values()))
@@ -87,13 +100,16 @@ class Modules:
             self._parents[key] = weakref.ref(module, lambda _: self._parents.pop(key, None))
 
 
-def _title(root: nn.Module, titles: dict[str, int]) -> str:
-    inner = root
-    while type(inner).__name__ in _WRAPPERS:
-        inner = next(iter(inner.children()))
-    title = type(inner).__name__
-    titles[title] = titles.get(title, 0) + 1
-    return title if titles[title] == 1 else f"{title}#{titles[title]}"
+def _titles(roots: Sequence[nn.Module]) -> dict[int, str]:
+    titles: dict[int, str] = {}
+    for root in roots:
+        inner = root
+        while type(inner).__name__ in _WRAPPERS:
+            inner = next(iter(inner.children()))
+        title = type(inner).__name__
+        same = sum(other.split("#")[0] == title for other in titles.values())
+        titles[id(root)] = f"{title}#{same + 1}" if same else title
+    return titles
 
 
 def _walk(root: nn.Module) -> Iterator[tuple[str, nn.Parameter, bool, bool]]:

@@ -195,9 +195,9 @@ class Watcher:
         if observed.kind in AVERAGING:
             self.note(f"{observed.kind}: replicas differ on purpose between averages; not compared")
             return
-        known = None
         if observed.stream is None or observed.stream.changed():
-            known = self.modules.known()
+            held = (p for group in optimizer.param_groups for p in group["params"])
+            known = self.modules.known(held)
             observed.stream = Stream(optimizer, known, self.rank)
             observed.stream.changed()
             if observed.exchange is None:

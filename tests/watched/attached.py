@@ -1,4 +1,4 @@
-"""Ranks started by torch.multiprocessing, with the two lines in the script; twice in one process."""
+"""Ranks started by torch.multiprocessing, with the two lines in the script, twice."""
 
 import os
 import sys

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 FAULTS = ("none", "bit", "bypass", "no_sync", "replaced", "lr", "buffers")
-FAULTS += ("unsynced_eval", "wrapped_eval")
-"""The last two are none."""
+FAULTS += ("unsynced_eval", "wrapped_eval", "average_on_rank_0")
+"""The last three are none."""
 
 
 class Net(nn.Module):
@@ -36,6 +36,9 @@ def train(args):
     )
     if args.fault == "replaced":
         net.head = nn.Linear(24, 5)
+    average = None
+    if args.fault == "average_on_rank_0" and rank == 0:
+        average = torch.optim.swa_utils.AveragedModel(net)
     lr = 0.1 * (2 if args.fault == "lr" and rank == args.bad_rank else 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     generator = torch.Generator().manual_seed(1)
@@ -53,6 +56,8 @@ def train(args):
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
+        if average:
+            average.update_parameters(net)
         if args.fault == "bit" and broken and rank == args.bad_rank:
             with torch.no_grad():
                 net.stem.weight.view(torch.int32)[3, 2] ^= 1
