@@ -9,6 +9,7 @@ facebookresearch/optimizers#149, Lightning-AI/pytorch-lightning#5359.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -83,20 +84,19 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
             update += 1
 
 
-def mixes(t: Tables, arm: str) -> Finding:
-    """Say whether exactly the updates from the bad batch on come from several batches."""
+def updates_mix(t: Tables, arm: str, due: Sequence[int]) -> Finding:
+    """Say whether exactly these updates come from batches of several numbers."""
     t.require(arm)
-    p, met = t.root_params, t.series(arm, "met")
-    mixed = {update: batches for update, batches in met.items() if " " in batches}
+    mixed = {update: met for update, met in t.series(arm, "met").items() if " " in met}
     reason = f"updates that average several batches: {list(mixed.values()) or 'none'}"
-    decide = holds if list(mixed) == list(range(p["bad"], p["batches"] - 1)) else refuted
-    return all_of(decide(reason, effect=float(len(mixed))), ranks_agree(t, arm, "met"))
+    return (holds if list(mixed) == list(due) else refuted)(reason, effect=float(len(mixed)))
 
 
 @symptom(HOLDS, source="NVIDIA-NeMo/Automodel#2468")
 def steps_mix(t: Tables) -> Finding:
     """After the skip every update averages gradients of two different batches."""
-    return mixes(t, "one_skips")
+    after = range(t.root_params["bad"], t.root_params["batches"] - 1)
+    return all_of(updates_mix(t, "one_skips", after), ranks_agree(t, "one_skips", "met"))
 
 
 @symptom(REFUTED)
@@ -118,13 +118,13 @@ def ends_waiting(t: Tables) -> Finding:
 @remedy(HOLDS)
 def skip_together(t: Tables) -> Finding:
     """Agree by an all-reduce and skip on all ranks: like one process that skips it."""
-    return all_of(negated(mixes(t, "all_skip")), like_one_process(t, "all_skip"))
+    return all_of(updates_mix(t, "all_skip", ()), like_one_process(t, "all_skip"))
 
 
 @remedy(HOLDS)
 def send_zeros(t: Tables) -> Finding:
     """A backward of zeros on the rank with the bad rows keeps all ranks in the same batch."""
-    return all_of(negated(mixes(t, "sends_zeros")), ranks_agree(t, "sends_zeros", "weights"))
+    return all_of(updates_mix(t, "sends_zeros", ()), ranks_agree(t, "sends_zeros", "weights"))
 
 
 SCENARIO = Scenario(
