@@ -107,6 +107,7 @@ def main(argv: Sequence[str] | None = None, listener: socket.socket | None = Non
         _check_fresh(plan, world, arms, layout)
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         torch.set_num_threads(1)
+        share_cores(plan)
         run_arms(plan, world, arms, layout, batch=options.batch, listener=listener)
     except HarnessError as error:
         print(f"launch.rank: {error}", file=sys.stderr)
@@ -117,6 +118,20 @@ def main(argv: Sequence[str] | None = None, listener: socket.socket | None = Non
         record_last_words(error)
         return 1
     return 0
+
+
+def share_cores(plan: Plan) -> None:
+    """Where CPU ranks outnumber the cores, let none of them preempt another.
+
+    Ranks wait for each other at every collective, and the default policy lets each that wakes up
+    push another off its core: 4 ranks on 2 cores then switch three times as often and take half
+    as long again (measured with 66 steps of a small net: 1.7 s, 1.1 s as batch processes).
+    """
+    if plan.device != "cpu" or not hasattr(os, "SCHED_BATCH"):
+        return
+    if plan.world_size > len(os.sched_getaffinity(0)):
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def record_last_words(error: BaseException) -> None:
