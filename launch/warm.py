@@ -165,6 +165,9 @@ def environment(rank: int, world_size: int, port: int, run_id: str) -> dict[str,
 def _listen(port: int) -> socket.socket:
     """Return a listening socket for rank 0's store: held from here on, so nobody can take it."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    # The connections of the batch before linger on a chosen port for a minute; a port that somebody
+    # listens on is refused all the same.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(("127.0.0.1", port))
         listener.listen(1024)

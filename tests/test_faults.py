@@ -263,13 +263,14 @@ def test_a_port_that_is_taken_is_named(tmp_path, engine):
     assert_no_orphans(tmp_path)
 
 
-def test_a_free_port_that_was_chosen_is_used(tmp_path):
+def test_a_free_port_that_was_chosen_is_used_again_and_again(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
 
-    run = launch("scenario=probe", f"launch.port={port}", results=tmp_path)
+    for name in ("first", "while the connections of the first linger"):
+        run = launch("scenario=probe", f"launch.port={port}", results=tmp_path / name)
 
-    assert run.code == 0, run.out
+        assert run.code == 0, run.err
 
 
 def test_results_that_are_no_directory_are_named(tmp_path):
