@@ -253,7 +253,8 @@ def _attempt(what: str, job: Callable[[], str | None]) -> str | None:
 def point_key(config: Config, where: Place, torch_version: str | None) -> str:
     """Return what makes two runs one point of a sweep: configuration, source, torch, device."""
     digest = hashlib.sha256()
-    for path in scenarios.sources(config.name):
+    shared = sorted(Path(harness.__file__).parent.glob("*.py"))
+    for path in [*scenarios.sources(config.name), *shared]:
         digest.update(path.read_bytes())
     facts = {
         "scenario": config.name,
