@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import record
@@ -326,8 +325,3 @@ def relative_l2(x: Vector, y: Vector) -> float:
     norm = float(np.linalg.norm(y))
     gap = float(np.linalg.norm(x - y))
     return gap / norm if norm else (0.0 if gap == 0.0 else float("inf"))
-
-
-def read_run(path: str | Path) -> Tables:
-    """Read the run directory at `path`."""
-    return Tables.read(Layout(Path(path)))

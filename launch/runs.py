@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import scenarios
-from harness.errors import HarnessError, RecordError, UsageError
+from harness.errors import RecordError, UsageError
 from harness.plan import Layout
 from harness.scenario import Scenario
 from harness.tables import Tables
@@ -122,6 +122,3 @@ def _batches(layout: Layout) -> list[Batch]:
         ]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise RecordError(f"cannot read {layout.ranks}: {error}") from error
-
-
-__all__ = ["HarnessError", "Judged", "differences", "find", "judge", "read_json"]
