@@ -41,16 +41,18 @@ def model():
 
 def test_copies_and_pickles_hold_nothing_of_the_watcher(watcher, tmp_path):
     wrapped = model()
-    assert len(wrapped._forward_hooks) == 1
+    assert all(hooks_of(wrapped))
     twin = copy.deepcopy(wrapped.eval())
     twin(torch.ones(2, 3))
+    twin.train()(torch.ones(2, 3))
+    assert watcher.context.window.take(0, 0) == {}
     assert not list(tmp_path.glob("watch/attempt0-*/module*"))
     raw = io.BytesIO()
     torch.save(twin.module, raw)
     torch.save(wrapped._forward_hooks, tmp_path / "hooks.pt")
     # Where there is no watcher, and nothing else of this project.
-    program = "import torch; (hook,) = torch.load('hooks.pt', weights_only=False).values()\n"
-    program += "assert hook(1, 2, 3) is None; import sys; assert 'harness' not in sys.modules"
+    program = "import torch; hooks = torch.load('hooks.pt', weights_only=False).values()\n"
+    program += "assert hooks and all(hook(1, 2, 3) is None for hook in hooks); import sys; assert 'harness' not in sys.modules"
     subprocess.run(
         [sys.executable, "-c", program],
         cwd=tmp_path,
@@ -90,7 +92,17 @@ def test_a_wrapper_made_before_is_watched_once(group, tmp_path):
     watcher = Watcher(folder=str(tmp_path / "watch"))
     assert not wrapped._forward_hooks
     watcher.modules.add(wrapped)
+    once = hooks_of(wrapped)
+    assert all(once)
     watcher.modules.add(wrapped)
-    assert len(wrapped._forward_hooks) == 1
+    assert hooks_of(wrapped) == once
     watcher.close()
-    assert not wrapped._forward_hooks
+    assert hooks_of(wrapped) == [0, 0, 0]
+
+
+def hooks_of(wrapped):
+    inner = wrapped.module
+    return [
+        len(hooks)
+        for hooks in (wrapped._forward_hooks, wrapped._forward_pre_hooks, inner._forward_pre_hooks)
+    ]

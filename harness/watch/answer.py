@@ -1,17 +1,76 @@
-"""The answer: one line that says which step, rank and tensor, then the evidence below it."""
+"""The answer: one line that says which step, rank, tensor, cause and change; evidence below it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from harness.watch.divergence import Difference, Divergence
+from harness.causes import Cause, Diagnosis, Strength, catalogue
+from harness.watch.divergence import Difference, Divergence, to_json
 from harness.watch.layout import EVALUATION, GRADIENTS, START
 
 _SHOWN = 12
 
 
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What the run's watchers have found together."""
+
+    exit_code: int
+    first: str
+    """The headline where nothing was found; what was found has one of its own."""
+    divergence: Divergence | None = None
+    source: str = ""
+    diagnoses: tuple[Diagnosis, ...] = ()
+    notes: tuple[str, ...] = ()
+    kept: str | None = None
+    """Folder of what was kept."""
+
+    @property
+    def headline(self) -> str:
+        """The first line."""
+        found = self.divergence
+        best = next(iter(self.diagnoses), None)
+        if found is not None:
+            known = best if best is not None and best.explains else None
+            return f"{headline(found)}; {_conclusion(known)}"
+        if best is not None and best.strength > Strength.FACT:
+            when = "" if best.step is None else f"step {best.step}: "
+            who_ = f"{ranks(best.ranks)}: " if best.ranks else ""
+            return f"{when}{who_}{best.because[0]}; {_conclusion(best)}"
+        return self.first
+
+    def lines(self) -> list[str]:
+        """Return the answer as it is printed."""
+        lines = [self.headline]
+        if self.divergence is not None:
+            lines += evidence(self.divergence, source=self.source)
+        for diagnosis in self.diagnoses:
+            lines += _diagnosis(diagnosis)
+        lines += [f"  note     {note}" for note in self.notes]
+        if self.kept is not None:
+            lines.append(f"  kept     {self.kept}")
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return {
+            "exit_code": self.exit_code,
+            "headline": self.headline,
+            "divergence": None if self.divergence is None else to_json(self.divergence),
+            "source": self.source,
+            "diagnoses": [
+                vars(one) | {"strength": one.strength.name.lower(), "change": _cause(one).change}
+                for one in self.diagnoses
+            ],
+            "notes": list(self.notes),
+            "kept": self.kept,
+        }
+
+
 def headline(found: Divergence) -> str:
-    """Return the first line."""
+    """Return what differs, where and when, in a line."""
     first = found.differences[0]
     where = {
         START: "before the first step",
@@ -19,7 +78,35 @@ def headline(found: Divergence) -> str:
     }.get(found.phase, f"step {found.step}")
     more = len(found.differences) - 1
     others = f" and {more} more of {found.compared}" if more else f", 1 of {found.compared}"
-    return f"{where}: {who(first)} in {what(first)}{others}; cause not known"
+    return f"{where}: {who(first)} in {what(first)}{others}"
+
+
+def _conclusion(known: Diagnosis | None) -> str:
+    if known is None or known.strength == Strength.FACT:
+        return "cause not known"
+    sure = "cause" if known.strength == Strength.PROVEN else "likely cause"
+    where = "" if known.where is None else f" at {known.where}"
+    return f"{sure}: {known.cause}{where}; {_cause(known).change}"
+
+
+def _cause(diagnosis: Diagnosis) -> Cause:
+    return catalogue()[diagnosis.cause]
+
+
+_TITLES = {Strength.PROVEN: "cause", Strength.LIKELY: "likely", Strength.FACT: "fact"}
+
+
+def _diagnosis(diagnosis: Diagnosis) -> list[str]:
+    where = "" if diagnosis.where is None else f", {diagnosis.where}"
+    who_ = f", {ranks(diagnosis.ranks)}" if diagnosis.ranks else ""
+    lines = [f"  {_TITLES[diagnosis.strength]:<8} {diagnosis.cause}{who_}{where}"]
+    lines += [f"           {sentence}" for sentence in diagnosis.because]
+    if diagnosis.strength == Strength.LIKELY:
+        lines.append(f"           to be sure: {_cause(diagnosis).confirm}")
+    if diagnosis.strength > Strength.FACT:
+        lines += [f"           | {line}" for line in _cause(diagnosis).fix.splitlines()]
+        lines.append(f"           more: python -m harness.watch explain {diagnosis.cause}")
+    return lines
 
 
 def who(difference: Difference) -> str:

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
 from typing import Any
 
-from harness.watch.answer import evidence, headline, ranks
+from harness.causes import Strength, diagnose
+from harness.watch.answer import Answer, ranks
 from harness.watch.divergence import Divergence, divergence, from_json, rank_local
-from harness.watch.exit_codes import DIVERGED, NOT_OBSERVED, NOTHING_FOUND
+from harness.watch.exit_codes import FAULT_FOUND, NOT_OBSERVED, NOTHING_FOUND
+from harness.watch.gathering import gather
 from harness.watch.watcher import Watcher, say
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What the run's watchers have found together."""
-
-    exit_code: int
-    lines: tuple[str, ...]
 
 
 def close(watcher: Watcher, *, script_code: int, quiet: bool) -> int:
@@ -34,7 +27,7 @@ def close(watcher: Watcher, *, script_code: int, quiet: bool) -> int:
     if answer is None:
         return script_code
     if not quiet or answer.exit_code:
-        say("\n".join(answer.lines))
+        say("\n".join(answer.lines()))
     return script_code or answer.exit_code
 
 
@@ -42,6 +35,7 @@ def _close(watcher: Watcher, script_code: int) -> Answer | None:
     watcher.meet()
     folder = watcher.folder
     assert folder is not None
+    watcher.journal.flush()
     mine = {
         "code": script_code,
         "optimizers": watcher.summary(),
@@ -55,7 +49,7 @@ def _close(watcher: Watcher, script_code: int) -> Answer | None:
         return None
     found = _first_found(watcher)
     answer = _answer(watcher, {r: end for r, end in ends.items() if end}, missing, found)
-    if found is None and not missing and folder.root.name.startswith("watch-"):
+    if answer.exit_code == NOTHING_FOUND and not missing and folder.root.name.startswith("watch-"):
         shutil.rmtree(folder.root, ignore_errors=True)
     return answer
 
@@ -73,25 +67,35 @@ def _answer(
         notes.append(f"{ranks(missing)} had not ended when this was written")
     codes = {rank: end["code"] for rank, end in ends.items() if end["code"]}
     notes += [f"the script ended with exit code {c} on rank {r}" for r, c in codes.items()]
-    below = [f"  note     {note}" for note in notes]
-    if found is not None:
-        source, what = found
-        table = evidence(what, source=source)
-        kept = [f"  kept     {watcher.folder.root}"]
-        return Answer(exit_code=DIVERGED, lines=(headline(what), *table, *below, *kept))
-    seen = [one for end in ends.values() for one in end["optimizers"]]
-    if watcher.world_size == 1:
+    source, what = found or ("", None)
+    evidence = gather(
+        watcher.folder, watcher.peers, watcher.world_size, divergence=what, source=source
+    )
+    diagnoses = tuple(diagnose(evidence))
+    if what is not None or any(one.strength > Strength.FACT for one in diagnoses):
         return Answer(
-            exit_code=NOTHING_FOUND, lines=("one process: there is no replica to compare", *below)
+            exit_code=FAULT_FOUND,
+            first="",
+            divergence=what,
+            source=source,
+            diagnoses=diagnoses,
+            notes=tuple(notes),
+            kept=str(watcher.folder.root),
         )
-    if not seen or any(end["failed"] for end in ends.values()):
-        first = "could not observe: " + ("no optimizer made a step" if not seen else notes[0])
-        return Answer(exit_code=NOT_OBSERVED, lines=(first, *below))
-    return _equal(watcher, ends, below)
+    code, first = _nothing_found(watcher, ends, notes)
+    return Answer(exit_code=code, first=first, diagnoses=diagnoses, notes=tuple(notes))
 
 
-def _equal(watcher: Watcher, ends: dict[int, Any], below: list[str]) -> Answer:
+def _nothing_found(watcher: Watcher, ends: dict[int, Any], notes: list[str]) -> tuple[int, str]:
     """Say what was found equal, and what was not compared because it is not replicated."""
+    if watcher.world_size == 1:
+        return NOTHING_FOUND, "one process: there is no replica to compare"
+    seen = [one for end in ends.values() for one in end["optimizers"]]
+    failed = [f"rank {rank} stopped watching" for rank, end in ends.items() if end["failed"]]
+    if not seen or failed:
+        return NOT_OBSERVED, "could not observe: " + (
+            "no optimizer made a step" if not seen else failed[0]
+        )
     first_rank = next(iter(ends.values()))["optimizers"]
     local: list[str] = []
     for number, _ in enumerate(first_rank):
@@ -100,19 +104,19 @@ def _equal(watcher: Watcher, ends: dict[int, Any], below: list[str]) -> Answer:
     whole = sum(one["parameters"] for one in first_rank) - parts - len(local)
     if local:
         shown = ", ".join(local[:3]) + (", ..." if len(local) > 3 else "")
-        below.append(
-            f"  note     {len(local)} parameters were not compared ({shown}): before the first "
+        notes.append(
+            f"{len(local)} parameters were not compared ({shown}): before the first "
             "update they differed between ranks, and so did their gradients"
         )
     if parts:
-        below.append(f"  note     {parts} parameters are sharded: parts were not compared")
+        notes.append(f"{parts} parameters are sharded: parts were not compared")
     if not whole and local:
-        first = "could not observe: no parameter is replicated"
-        return Answer(exit_code=NOT_OBSERVED, lines=(first, *below))
+        return NOT_OBSERVED, "could not observe: no parameter is replicated"
     counts = sorted({sum(o["updates"] for o in end["optimizers"]) for end in ends.values()})
     updates = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    first = f"no divergence: {whole} replicated parameters, {updates} updates, {len(ends)} ranks"
-    return Answer(exit_code=NOTHING_FOUND, lines=(first, *below))
+    return NOTHING_FOUND, (
+        f"no divergence: {whole} replicated parameters, {updates} updates, {len(ends)} ranks"
+    )
 
 
 def _first_found(watcher: Watcher) -> tuple[str, Divergence] | None:

@@ -8,7 +8,6 @@ business.
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.watch.digest import Digester
+from harness.watch.instruments.forward import ForwardHook
 from harness.watch.layout import EVALUATION, Entry, Layout
 from harness.watch.modules import local_part
 
@@ -35,7 +35,7 @@ class Evaluations:
         self._digest = Digester()
         self._training = True
         self._buffers: list[torch.Tensor] = []
-        self._handle = module.register_forward_hook(_Hook(self._after_forward))
+        self._handle = module.register_forward_hook(ForwardHook(self._after_forward))
 
     def close(self) -> None:
         """Remove the hook."""
@@ -49,7 +49,9 @@ class Evaluations:
         """Return the digests of the buffers."""
         return self._digest([local_part(buffer) for buffer in self._buffers])
 
-    def _after_forward(self, module: DistributedDataParallel) -> None:
+    def _after_forward(self, module: nn.Module, *_: Any) -> None:
+        if not isinstance(module, DistributedDataParallel):
+            return
         started = self._training and not module.training
         self._training = module.training
         if not started:
@@ -71,19 +73,3 @@ class Evaluations:
         if named:
             self._seen(self)
         self._buffers = []
-
-
-class _Hook:
-    """A forward hook that is left behind when its module is copied or pickled."""
-
-    def __init__(self, act: Callable[[DistributedDataParallel], None]) -> None:
-        self._act = act
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        if isinstance(module, DistributedDataParallel) and not torch.compiler.is_compiling():
-            self._act(module)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # The copy gets a function of Python's own that does nothing: a checkpoint made under the
-        # watcher has to load where there is none.
-        return getattr, (contextlib.nullcontext(), "__exit__")

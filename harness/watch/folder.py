@@ -45,6 +45,14 @@ class Folder:
         """The first divergence that this rank was the one to see."""
         return self.root / f"rank{rank}.finding.json"
 
+    def journal(self, rank: int) -> Path:
+        """What a rank did, an event a line."""
+        return self.root / f"rank{rank}.journal.jsonl"
+
+    def stall(self, rank: int) -> Path:
+        """What a rank was doing when the run hung."""
+        return self.root / f"rank{rank}.stall.json"
+
     def claim(self, what: str) -> bool:
         """Return True for the first rank that asks, and False for all others."""
         with contextlib.suppress(FileExistsError):

@@ -31,10 +31,14 @@ class Known:
     """Below FullyShardedDataParallel, so this rank has its own part of it."""
 
 
+OnWrap = Callable[[nn.parallel.DistributedDataParallel, nn.Module], None]
+"""Called with a wrapper that is being made, and the module that becomes its inner one."""
+
+
 class Modules:
     """Remembers which modules a program has built; keeps none of them alive."""
 
-    def __init__(self, on_wrap: Callable[[nn.parallel.DistributedDataParallel], None]) -> None:
+    def __init__(self, on_wrap: OnWrap) -> None:
         """Start listening to torch's own hook for modules that become parts of others."""
         self._on_wrap = on_wrap
         # By id: a module may define an equality of its own.
@@ -47,7 +51,7 @@ class Modules:
             self._remember(model)
             for module in model.modules():
                 if isinstance(module, nn.parallel.DistributedDataParallel):
-                    self._on_wrap(module)
+                    self._on_wrap(module, module.module)
 
     def close(self) -> None:
         """Stop listening."""
@@ -90,8 +94,9 @@ class Modules:
 
     def _registered(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
         self._remember(parent)
-        if isinstance(parent, nn.parallel.DistributedDataParallel) and name == "module":
-            self._on_wrap(parent)
+        if isinstance(parent, nn.parallel.DistributedDataParallel) and name == "module" and child:
+            # Torch calls this before the attribute is there.
+            self._on_wrap(parent, child)
 
     def _remember(self, module: nn.Module) -> None:
         key = id(module)

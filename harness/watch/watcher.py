@@ -23,11 +23,17 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from harness.watch.answer import headline
+from harness.causes import diagnose
+from harness.watch.answer import Answer
 from harness.watch.divergence import Divergence, at_evaluation, divergence, to_json
 from harness.watch.evaluation import Evaluations
 from harness.watch.exchange import Exchange
+from harness.watch.exit_codes import FAULT_FOUND
 from harness.watch.folder import Folder, meeting_place, process_began
+from harness.watch.gathering import gather
+from harness.watch.instruments import Instruments
+from harness.watch.instruments.context import Context
+from harness.watch.journal import Journal
 from harness.watch.layout import EVALUATION, GRADIENTS, PARAMETERS, index_of
 from harness.watch.modules import Modules
 from harness.watch.stream import AVERAGING, Stream
@@ -65,13 +71,16 @@ class Watcher:
         self.found: Divergence | None = None
         self.notes: list[str] = []
         self.failed: str | None = None
+        self.journal = Journal()
         self._pid = os.getpid()
         self._observed: list[_Observed] = []
         self._running: list[Optimizer] = []
         self._evaluations: dict[int, Exchange] = {}
         self._evaluated: dict[int, int] = {}
         self._wrapped: list[Evaluations] = []
-        self.modules = Modules(self._guard(self._watch_evaluations))
+        self.modules = Modules(self._guard(self._watch_wrapped))
+        self.context = Context(self.journal, self.modules, self.note)
+        self.instruments = Instruments(self.context)
         self._handles = [
             register_optimizer_step_pre_hook(self._guard(self._before_step)),
             register_optimizer_step_post_hook(self._guard(self._after_step)),
@@ -79,6 +88,8 @@ class Watcher:
 
     def close(self) -> None:
         """Remove the hooks."""
+        self.context.closed = True
+        self.instruments.close()
         self.modules.close()
         for handle in self._handles:
             handle.remove()
@@ -112,6 +123,7 @@ class Watcher:
             "world_size": world_size,
         }
         self.folder.write(self.folder.start(rank), about)
+        self.journal.open(self.folder.journal(rank))
 
     def note(self, text: str) -> None:
         """Keep a sentence on what could not be observed."""
@@ -167,20 +179,20 @@ class Watcher:
             while alive and process_began(about["pid"]) == alive and time.monotonic() < deadline:
                 time.sleep(0.02)
 
-    def _guard(self, act: Callable[[Any], None]) -> Callable[..., None]:
-        def hook(observed: Any, *_: Any) -> None:
+    def _guard(self, act: Callable[..., None]) -> Callable[..., None]:
+        def hook(*observed: Any) -> None:
             # A compiler would trace what is below into the user's graph.
             if torch.compiler.is_compiling() or self.failed or os.getpid() != self._pid:
                 return
             try:
-                act(observed)
+                act(*observed)
             except Exception as error:
                 self.failed = f"{type(error).__name__}: {error}"
                 say(f"rank {self.rank} stopped watching, the training goes on: {self.failed}")
 
         return hook
 
-    def _before_step(self, optimizer: Optimizer) -> None:
+    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         if optimizer in self._running:
             # Its last step raised, so that no hook was told of the end.
             self._running.clear()
@@ -189,9 +201,10 @@ class Watcher:
             # Stepped by another optimizer, which is the one that leaves replicas equal.
             return
         self.meet()
+        observed = self._observe(optimizer)
+        self.instruments.before_update(observed.number, optimizer, observed.updates)
         if self.world_size == 1:
             return
-        observed = self._observe(optimizer)
         if observed.kind in AVERAGING:
             self.note(f"{observed.kind}: replicas differ on purpose between averages; not compared")
             return
@@ -211,14 +224,15 @@ class Watcher:
         index = index_of(observed.updates, GRADIENTS)
         self._post(observed, index, observed.stream.before())
 
-    def _after_step(self, optimizer: Optimizer) -> None:
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if not any(running is optimizer for running in self._running):
             return
         outermost = self._running[0] is optimizer
         del self._running[next(i for i, o in enumerate(self._running) if o is optimizer) :]
-        if not outermost or self.world_size == 1:
+        if not outermost:
             return
         observed = self._observe(optimizer)
+        self.instruments.after_update(observed.number, optimizer, observed.updates)
         if observed.stream is not None:
             index = index_of(observed.updates, PARAMETERS)
             self._post(observed, index, observed.stream.after())
@@ -233,11 +247,12 @@ class Watcher:
             raise RuntimeError(f"the script makes new optimizers again and again, {MOST} so far")
         return self._observed[-1]
 
-    def _watch_evaluations(self, module: DistributedDataParallel) -> None:
+    def _watch_wrapped(self, module: DistributedDataParallel, inner: torch.nn.Module) -> None:
         # The process group may be gone by the time of the answer.
         self.meet()
         known = any(wrapped.module() is module for wrapped in self._wrapped)
         if not known and len(self._wrapped) < MOST:
+            self.instruments.wrapped(module, inner, len(self._wrapped))
             self._wrapped.append(Evaluations(module, self._guard(self._at_evaluation)))
 
     def _at_evaluation(self, wrapped: Evaluations) -> None:
@@ -272,10 +287,19 @@ class Watcher:
             return
         assert self.folder is not None
         self.found = found
+        self.journal.flush()
         content = {"source": source, "found": to_json(found)}
         self.folder.write(self.folder.finding(self.rank), content)
         if self.folder.claim("announced"):
-            say(headline(found))
+            say(self._so_far(found, source))
+
+    def _so_far(self, found: Divergence, source: str) -> str:
+        """Return the first line of the answer, as far as it can be known in the middle of a run."""
+        assert self.folder is not None
+        evidence = gather(self.folder, self.peers, self.world_size, divergence=found, source=source)
+        return Answer(
+            exit_code=FAULT_FOUND, first="", divergence=found, diagnoses=tuple(diagnose(evidence))
+        ).headline
 
 
 def say(text: str) -> None:

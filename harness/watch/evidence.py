@@ -1,0 +1,68 @@
+"""All that the ranks have written, as the rules of the causes read it. Pure data, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.watch.divergence import Divergence
+from harness.watch.journal import Event
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What is known of a run when a diagnosis is asked for."""
+
+    world_size: int
+    ranks: tuple[int, ...]
+    """The ranks whose journals could be read."""
+    journals: Mapping[int, Sequence[Event]]
+    """Rank -> its events, in the order in which they happened."""
+    divergence: Divergence | None = None
+    """Where replicas part, if they do."""
+    source: str = ""
+    """The optimizer or module in which they part, such as `optimizer 0 (SGD)`."""
+    ends: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """Rank -> how its script ended: exit code, optimizers, notes; absent if it has not."""
+    stalls: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """Rank -> what it was doing when the run hung or a peer was gone."""
+
+    def events(self, kind: str, rank: int | None = None) -> Iterator[Event]:
+        """Yield the events of a kind, of one rank or of all, each with its `rank` added."""
+        for of, events in sorted(self.journals.items()):
+            if rank is None or of == rank:
+                yield from (event | {"rank": of} for event in events if event["kind"] == kind)
+
+    def updates(self, rank: int, optimizer: int | None = None) -> Iterator[Event]:
+        """Yield what happened between two updates, update by update."""
+        for event in self.events("update", rank):
+            if optimizer is None or event["optimizer"] == optimizer:
+                yield event
+
+    def update(self, rank: int, optimizer: int, update: int) -> Event | None:
+        """Return the window that ended with an update of an optimizer, if it was written down.
+
+        A window that was the same as the one before it is not written again.
+        """
+        found = None
+        for event in self.updates(rank, optimizer):
+            if event["update"] > update:
+                break
+            found = event
+        return found
+
+    @property
+    def optimizer(self) -> int | None:
+        """The number of the optimizer in which replicas part."""
+        words = self.source.split()
+        return int(words[1]) if words[:1] == ["optimizer"] else None
+
+    def at_divergence(self) -> dict[int, Event]:
+        """Return rank -> its window of the update in which replicas part."""
+        if self.divergence is None or self.optimizer is None:
+            return {}
+        found = {
+            rank: self.update(rank, self.optimizer, self.divergence.step) for rank in self.ranks
+        }
+        return {rank: event for rank, event in found.items() if event is not None}

@@ -1,0 +1,44 @@
+"""Instruments: each observes one side of the program and writes to the journal what it saw."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from harness.watch.instruments.backward import Backward
+from harness.watch.instruments.context import Context, Instrument
+from harness.watch.instruments.forward import Forward
+from harness.watch.instruments.structure import structure
+
+
+class Instruments:
+    """All instruments of a rank, and what they are told of wrappers and updates."""
+
+    def __init__(self, context: Context) -> None:
+        """Make them; from here on they observe."""
+        self._context = context
+        self._backward = Backward(context)
+        self._forward = Forward(context)
+        self._all: list[Instrument] = [self._backward, self._forward]
+
+    def close(self) -> None:
+        """Remove every hook."""
+        for instrument in self._all:
+            instrument.close()
+
+    def wrapped(self, module: DistributedDataParallel, inner: torch.nn.Module, number: int) -> None:
+        """Note that a module is being wrapped."""
+        self._context.journal.write("wrap", module=number, **structure(inner))
+        self._forward.wrapped(module, inner, number)
+
+    def before_update(self, number: int, optimizer: torch.optim.Optimizer, update: int) -> None:
+        """Note that an optimizer is about to make an update."""
+
+    def after_update(self, number: int, optimizer: torch.optim.Optimizer, update: int) -> None:
+        """Note that it has made it, and close the window between two updates."""
+        self._backward.after_update(number, optimizer)
+        window = self._context.window.take(number, update)
+        if window is not None:
+            self._context.journal.write("update", optimizer=number, update=update, **window)
+        self._context.updates += 1
+        self._context.journal.step = self._context.updates

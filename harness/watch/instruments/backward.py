@@ -1,0 +1,94 @@
+"""Backward passes: how many between two updates, from which loss, on gradients in which state."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from harness.watch.instruments.call_site import call_site
+from harness.watch.instruments.context import ALL_OF, Context
+from harness.watch.instruments.patches import Patches
+
+
+class _Gradient:
+    """The gradient of one parameter of an optimizer, looked at between backward passes."""
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        self.parameter = weakref.ref(parameter)
+        self._seen: tuple[int, int] | None = None
+
+    def look(self) -> None:
+        """Remember it as it is."""
+        self._seen = self._now()
+
+    def state(self) -> str:
+        """Say what happened to it since: none (taken away), touched, or kept."""
+        now = self._now()
+        if now is None:
+            return "none"
+        return "kept" if now == self._seen else "touched"
+
+    def _now(self) -> tuple[int, int] | None:
+        parameter = self.parameter()
+        gradient = None if parameter is None else parameter.grad
+        # Whoever writes to a tensor raises its version.
+        return None if gradient is None else (id(gradient), gradient._version)
+
+
+class Backward:
+    """Observes `torch.autograd.backward`, through which `Tensor.backward` goes as well."""
+
+    def __init__(self, context: Context) -> None:
+        """Put a function around torch's own."""
+        self._context = context
+        self._patches = Patches()
+        self._gradients: dict[int, _Gradient] = {}
+        self._depth = 0
+        self._patches.around(
+            torch.autograd,
+            "backward",
+            before=context.safely("backward passes", self._before),
+            after=context.safely("backward passes", self._after),
+        )
+
+    def close(self) -> None:
+        """Put torch's own function back."""
+        self._patches.close()
+
+    def after_update(self, number: int, optimizer: torch.optim.Optimizer) -> None:
+        """Remember the gradients that an update was made from."""
+        known = self._gradients.get(number)
+        if known is None or (parameter := known.parameter()) is None or parameter.grad is None:
+            held = (p for group in optimizer.param_groups for p in group["params"])
+            first = next((p for p in held if p.grad is not None), None)
+            if first is None:
+                return
+            known = self._gradients[number] = _Gradient(first)
+        known.look()
+
+    def _before(self, tensors: Any, *_: Any, **__: Any) -> None:
+        window = self._context.window
+        window.count("backwards")
+        for number, gradient in self._gradients.items():
+            window.add(f"gradients of optimizer {number}", gradient.state())
+        if self._context.updates < ALL_OF:
+            window.add("backward_at", call_site())
+        loss = _scalar(tensors)
+        if loss is not None and (
+            loss.device.type == "cpu" or window.is_sparse(self._context.updates)
+        ):
+            window.add("losses", float(loss.detach()))
+
+    def _after(self, *_: Any, **__: Any) -> None:
+        for gradient in self._gradients.values():
+            gradient.look()
+
+
+def _scalar(tensors: Any) -> torch.Tensor | None:
+    if isinstance(tensors, list | tuple):
+        tensors = tensors[0] if len(tensors) == 1 else None
+    if isinstance(tensors, torch.Tensor) and tensors.numel() == 1:
+        return tensors
+    return None

@@ -1,0 +1,97 @@
+"""What every instrument gets: where to write, what it may ask, and protection from itself."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from harness.watch.journal import Journal
+from harness.watch.modules import Modules
+
+MOST = 16
+"""Values of one name that are kept in a window."""
+ALL_OF = 64
+"""Updates of an optimizer whose windows are all written down."""
+
+
+class Instrument(Protocol):
+    """Observes one side of the program: made when torch has been imported, before the script."""
+
+    def close(self) -> None:
+        """Remove every hook."""
+
+
+class Window:
+    """What happened between two updates of this rank."""
+
+    def __init__(self) -> None:
+        """Start with nothing."""
+        self._counts: Counter[str] = Counter()
+        self._values: dict[str, list[Any]] = {}
+        self._before: dict[int, Counter[str]] = {}
+
+    def count(self, name: str, by: int = 1) -> None:
+        """Add to a counter, such as `backwards`."""
+        self._counts[name] += by
+
+    def add(self, name: str, value: Any) -> None:
+        """Append to a list, such as `losses`; only the first ones are kept."""
+        values = self._values.setdefault(name, [])
+        if len(values) < MOST:
+            values.append(value)
+
+    def is_sparse(self, update: int) -> bool:
+        """Say whether this is one of the updates at which a look may cost something."""
+        return update < 8 or update & (update - 1) == 0
+
+    def take(self, optimizer: int, update: int) -> dict[str, Any] | None:
+        """Return what there is and start anew; None where it is what it was the update before."""
+        counts, values = self._counts, self._values
+        self._counts, self._values = Counter(), {}
+        as_before = self._before.get(optimizer) == counts
+        self._before[optimizer] = counts
+        if as_before and update >= ALL_OF and not self.is_sparse(update):
+            return None
+        return {**counts, **values}
+
+
+class Context:
+    """What instruments share."""
+
+    def __init__(self, journal: Journal, modules: Modules, note: Callable[[str], None]) -> None:
+        """Share a journal, the modules that are known, and a way to say what failed."""
+        self.journal = journal
+        self.modules = modules
+        self.window = Window()
+        self.updates = 0
+        """Updates that all optimizers have made so far."""
+        self.closed = False
+        self._note = note
+        self._pid = os.getpid()
+        self._failed: set[str] = set()
+
+    def safely(self, name: str, act: Callable[..., None]) -> Callable[..., None]:
+        """Return `act` such that it cannot harm: it raises nothing, and a compiler skips it.
+
+        Args:
+            name: the instrument; one that has failed is not called again.
+            act: its return value is dropped.
+        """
+
+        def hook(*args: Any, **kwargs: Any) -> None:
+            if torch.compiler.is_compiling() or self.closed:
+                return
+            # A forked process, such as a worker of a DataLoader, is not this rank.
+            if name in self._failed or os.getpid() != self._pid:
+                return
+            try:
+                act(*args, **kwargs)
+            except Exception as error:
+                self._failed.add(name)
+                self._note(f"no longer observed: {name} ({type(error).__name__}: {error})")
+
+        return hook

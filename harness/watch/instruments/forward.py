@@ -1,0 +1,106 @@
+"""Forward passes of DistributedDataParallel: through the wrapper, without synchronisation, past it.
+
+`no_sync` counts where the forward pass is made, and a forward pass of the inner module alone arms
+nothing at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from harness.watch.instruments.call_site import call_site
+from harness.watch.instruments.context import ALL_OF, Context
+
+
+class ForwardHook:
+    """A hook that is left behind when its module is copied or pickled."""
+
+    def __init__(self, act: Callable[..., None]) -> None:
+        """Call `act(module, arguments, ...)`."""
+        self._act = act
+
+    def __call__(self, *args: Any) -> None:
+        """Let a compiler see nothing."""
+        if not torch.compiler.is_compiling():
+            self._act(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Put a function of Python's own in its place that does nothing.
+
+        A checkpoint made under the watcher has to load where there is none.
+        """
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+class Forward:
+    """Observes every wrapper that the program makes."""
+
+    def __init__(self, context: Context) -> None:
+        """Wait for wrappers."""
+        self._context = context
+        self._handles: list[Any] = []
+        self._inside: set[int] = set()
+        self.first_forward: list[Callable[[DistributedDataParallel, int], None]] = []
+        """Called before the first forward pass of each wrapper, with its number."""
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+
+    def wrapped(self, module: DistributedDataParallel, inner: nn.Module, number: int) -> None:
+        """Observe a wrapper, and the module that is becoming its inner one, from now on."""
+        safely = self._context.safely
+        own = weakref.ref(module)
+        seen = False
+
+        def before(wrapper: nn.Module, arguments: tuple[Any, ...]) -> None:
+            nonlocal seen
+            # A copy of the wrapper is none of ours.
+            if wrapper is not own() or not isinstance(wrapper, DistributedDataParallel):
+                return
+            self._inside.add(number)
+            if not seen:
+                seen = True
+                for act in self.first_forward:
+                    act(wrapper, number)
+            if not (wrapper.training and torch.is_grad_enabled()):
+                return
+            window = self._context.window
+            window.count("forwards")
+            if not wrapper.require_backward_grad_sync:
+                window.count("forwards_without_sync")
+            if self._context.updates < ALL_OF:
+                window.add("forward_at", call_site())
+            rows = next((a.shape[0] for a in arguments if _has_rows(a)), None)
+            if rows is not None:
+                window.add("rows", rows)
+
+        def after(wrapper: nn.Module, *_: Any) -> None:
+            if wrapper is own():
+                self._inside.discard(number)
+
+        def before_inner(called: nn.Module, *_: Any) -> None:
+            if number in self._inside or not (called.training and torch.is_grad_enabled()):
+                return
+            self._context.window.count("forwards_past_wrapper")
+            if self._context.updates < ALL_OF:
+                self._context.window.add("forward_past_wrapper_at", call_site())
+
+        name = "forward passes"
+        self._handles += [
+            module.register_forward_pre_hook(ForwardHook(safely(name, before))),
+            module.register_forward_hook(ForwardHook(safely(name, after))),
+            inner.register_forward_pre_hook(ForwardHook(safely(name, before_inner))),
+        ]
+
+
+def _has_rows(argument: object) -> bool:
+    return isinstance(argument, torch.Tensor) and argument.dim() > 0
