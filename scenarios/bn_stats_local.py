@@ -4,7 +4,7 @@ Gradients are averaged, buffers are not: DDP sends rank 0's buffers to the other
 begins, and the forward then updates them on each rank again. So ranks differ after every update,
 with broadcast_buffers=False for good, by default until the next forward of the wrapper; a user who
 evaluates `model.module` is in between. All weights are equal all the while. Reported in
-pytorch/pytorch#13711, huggingface/pytorch-image-models#110, open-mmlab/mmpose#998.
+pytorch/pytorch#13711, huggingface/pytorch-image-models#110, open-mmlab/mmdetection#4582.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def weights_show_it(t: Tables) -> Finding:
     return negated(all_of(*(ranks_agree(t, arm, "weights") for arm in ("never_sent", "default"))))
 
 
-@remedy(REFUTED, source="open-mmlab/mmpose#998")
+@remedy(REFUTED, source="huggingface/pytorch-image-models#110")
 def default_helps(t: Tables) -> Finding:
     """By default DDP sends the buffers around, so that evaluating model.module is safe."""
     return ranks_agree(t, "default", "validation")
