@@ -52,7 +52,8 @@ def test_copies_and_pickles_hold_nothing_of_the_watcher(watcher, tmp_path):
     torch.save(wrapped._forward_hooks, tmp_path / "hooks.pt")
     # Where there is no watcher, and nothing else of this project.
     program = "import torch; hooks = torch.load('hooks.pt', weights_only=False).values()\n"
-    program += "assert hooks and all(hook(1, 2, 3) is None for hook in hooks); import sys; assert 'harness' not in sys.modules"
+    program += "assert hooks and all(hook(1, 2, 3) is None for hook in hooks)\n"
+    program += "import sys; assert 'harness' not in sys.modules"
     subprocess.run(
         [sys.executable, "-c", program],
         cwd=tmp_path,
