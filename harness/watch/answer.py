@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.causes import Cause, Diagnosis, Strength, catalogue
+from harness.watch.damage import Damage, tree
 from harness.watch.divergence import Difference, Divergence, to_json
 from harness.watch.layout import EVALUATION, GRADIENTS, START
+from harness.watch.per_rank import RankTable
 
 _SHOWN = 12
 
@@ -26,6 +28,10 @@ class Answer:
     notes: tuple[str, ...] = ()
     kept: str | None = None
     """Folder of what was kept."""
+    table: RankTable | None = None
+    """What each rank did around the first bad update."""
+    damage: Damage | None = None
+    """How the damage spread from there."""
 
     @property
     def headline(self) -> str:
@@ -48,6 +54,10 @@ class Answer:
             lines += evidence(self.divergence, source=self.source)
         for diagnosis in self.diagnoses:
             lines += _diagnosis(diagnosis)
+        if self.table is not None:
+            lines += _titled("ranks", self.table.lines())
+        if self.damage is not None:
+            lines += _titled("damage", tree(self.damage))
         lines += [f"  note     {note}" for note in self.notes]
         if self.kept is not None:
             lines.append(f"  kept     {self.kept}")
@@ -66,7 +76,13 @@ class Answer:
             ],
             "notes": list(self.notes),
             "kept": self.kept,
+            "ranks": None if self.table is None else self.table.to_json(),
+            "damage": None if self.damage is None else self.damage.to_json(),
         }
+
+
+def _titled(title: str, lines: list[str]) -> list[str]:
+    return [f"  {title if i == 0 else '':<8} {line}".rstrip() for i, line in enumerate(lines)]
 
 
 def headline(found: Divergence) -> str:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from typing import Any
 
-from harness.causes import Strength, diagnose
+from harness.causes import Diagnosis, Strength, diagnose
 from harness.watch.answer import Answer, ranks
+from harness.watch.damage import Damage, spread
 from harness.watch.divergence import Divergence, divergence, from_json, rank_local
+from harness.watch.evidence import Evidence
 from harness.watch.exit_codes import FAULT_FOUND, NOT_OBSERVED, NOTHING_FOUND
 from harness.watch.gathering import gather
+from harness.watch.per_rank import RankTable, per_rank
 from harness.watch.watcher import Watcher, say
 
 
@@ -18,20 +22,25 @@ def close(watcher: Watcher, *, script_code: int, quiet: bool) -> int:
 
     The code is the script's own wherever that is not 0.
     """
-    watcher.close()
     try:
-        answer = _close(watcher, script_code)
+        given = answer(watcher, script_code=script_code)
     except Exception as error:
         say(f"the watcher could not give its answer: {type(error).__name__}: {error}")
         return script_code or NOT_OBSERVED
-    if answer is None:
+    if given is None:
         return script_code
-    if not quiet or answer.exit_code:
-        say("\n".join(answer.lines()))
-    return script_code or answer.exit_code
+    if not quiet or given.exit_code:
+        say("\n".join(given.lines()))
+    return script_code or given.exit_code
 
 
-def _close(watcher: Watcher, script_code: int) -> Answer | None:
+def answer(watcher: Watcher, *, script_code: int) -> Answer | None:
+    """Stop watching and write down how the script ended; return the answer on the last rank.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    watcher.close()
     watcher.meet()
     folder = watcher.folder
     assert folder is not None
@@ -48,10 +57,10 @@ def _close(watcher: Watcher, script_code: int) -> Answer | None:
     if (missing and not script_code) or not folder.claim("answered"):
         return None
     found = _first_found(watcher)
-    answer = _answer(watcher, {r: end for r, end in ends.items() if end}, missing, found)
-    if answer.exit_code == NOTHING_FOUND and not missing and folder.root.name.startswith("watch-"):
+    given = _answer(watcher, {r: end for r, end in ends.items() if end}, missing, found)
+    if given.exit_code == NOTHING_FOUND and not missing and folder.root.name.startswith("watch-"):
         shutil.rmtree(folder.root, ignore_errors=True)
-    return answer
+    return given
 
 
 def _answer(
@@ -81,9 +90,32 @@ def _answer(
             diagnoses=diagnoses,
             notes=tuple(notes),
             kept=str(watcher.folder.root),
+            table=_table(evidence, diagnoses),
+            damage=_damage(watcher, evidence),
         )
     code, first = _nothing_found(watcher, ends, notes)
     return Answer(exit_code=code, first=first, diagnoses=diagnoses, notes=tuple(notes))
+
+
+def _table(evidence: Evidence, diagnoses: Sequence[Diagnosis]) -> RankTable | None:
+    if evidence.divergence is not None:
+        if evidence.optimizer is None:
+            return None
+        return per_rank(evidence, optimizer=evidence.optimizer, update=evidence.divergence.step)
+    step = next((one.step for one in diagnoses if one.step is not None), None)
+    return None if step is None else per_rank(evidence, optimizer=0, update=step)
+
+
+def _damage(watcher: Watcher, evidence: Evidence) -> Damage | None:
+    if evidence.divergence is None or evidence.optimizer is None:
+        return None
+    made = [
+        end["optimizers"][evidence.optimizer]["updates"]
+        for end in evidence.ends.values()
+        if evidence.optimizer < len(end["optimizers"])
+    ]
+    last = max(made, default=evidence.divergence.step + 1) - 1
+    return spread(watcher.exchange_of(evidence.optimizer).look, evidence.divergence, last)
 
 
 def _nothing_found(watcher: Watcher, ends: dict[int, Any], notes: list[str]) -> tuple[int, str]:
