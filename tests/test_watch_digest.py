@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
-from harness.watch import digest
-from harness.watch.digest import LARGE, ROW, Digester
+from harness.watch.digest import BLOCK, LARGE, Digester
+from harness.watch.product import MANY, ROW, SUMS, random_bytes
 
 SIZES = [1, 2, 3, 7, 64, 511, 513, LARGE // 4 - 1, LARGE // 4, LARGE // 4 + 3, LARGE + 5]
 
@@ -42,7 +42,7 @@ def test_two_flipped_signs_do_not_cancel(dtype):
     assert of(-values) != of(values)
 
 
-@pytest.mark.parametrize("size", [64, ROW, 4 * LARGE])
+@pytest.mark.parametrize("size", [64, ROW // 4, 4 * LARGE])
 def test_permutations_are_seen(size):
     values = torch.where(torch.arange(size) % 3 == 0, 1.0, -1.0)
     before = of(values)
@@ -53,11 +53,16 @@ def test_permutations_are_seen(size):
         swapped = values.clone()
         swapped[[a, b]] = values[[b, a]]
         assert (of(swapped) != before) == bool(values[a] != values[b]), (a, b)
-    if size > 2 * row:
+    if size > row:
         ramp = torch.arange(size, dtype=torch.float32)
-        rows = ramp.clone()
-        rows[:row], rows[row : 2 * row] = ramp[row : 2 * row], ramp[:row]
-        assert of(rows) != of(ramp)
+        seen = {of(ramp)[0]}
+        pairs = [(row, 1), (row, 63), (row, 64), (row * BLOCK, 1), (row * BLOCK, 3)]
+        for length, other in pairs:
+            a, b = slice(0, length), slice(other * length, (other + 1) * length)
+            rows = ramp.clone()
+            rows[a], rows[b] = ramp[b], ramp[a]
+            seen.add(of(rows)[0])
+        assert len(seen) == 1 + len(pairs)
     assert of(values.roll(1)) != before
 
 
@@ -82,7 +87,7 @@ def test_signed_zeros_and_nan_payloads_count():
     assert of(payload) != of(plain)
 
 
-@pytest.mark.parametrize("size", [5, ROW, LARGE, LARGE + 77])
+@pytest.mark.parametrize("size", [5, ROW, LARGE, LARGE + 77, MANY * ROW // 4 + 3])
 def test_company_memory_format_and_offset_do_not_count(size):
     values = torch.randn(size)
     alone = of(values)[0]
@@ -119,29 +124,30 @@ def test_it_reuses_its_buffers_without_a_trace_of_what_was_there():
     assert digester(second) == b
 
 
-def test_a_processor_without_an_exact_int8_product_gets_the_same_digests(monkeypatch):
-    values = [torch.randn(5000), torch.randn(2 * LARGE)]
-    fast = of(*values)
-    monkeypatch.setattr(digest, "_product_is_exact", lambda: False)
-    monkeypatch.delattr(torch, "_int_mm")
-    assert of(*values) == fast
-
-
 def test_the_digest_never_changes():
     """Recorded runs are compared across versions of torch: computed here by its definition."""
-    values = list(range(-600, 600))
-    raw = b"".join(value.to_bytes(4, "little", signed=True) for value in values)
-    weights = signed(digest._random("bytes", ROW * digest.SUMS), 1)
-    rows = signed(digest._random("rows", 64 * digest.SUMS * 8), 8)
-    total = signed(digest._random("torch.int32 (1200,)", 8), 8)[0]
-    for row in range(-(-len(raw) // ROW)):
-        part = signed(raw[row * ROW : (row + 1) * ROW], 1)
-        for column in range(digest.SUMS):
-            column_weights = weights[column * ROW : (column + 1) * ROW]
-            exact = sum(x * (w >> 1) for x, w in zip(part, column_weights, strict=False))
-            total += exact * (rows[row * digest.SUMS + column] | 1)
-    expected = (total + 2**63) % 2**64 - 2**63
-    assert of(torch.tensor(values, dtype=torch.int32)) == [expected]
+    raw = b"".join(value.to_bytes(4, "little", signed=True) for value in range(-34_000, 34_000))
+    digests = random_bytes("torch.int32 (68000,)", 8)
+    expected = signed(digests, 8)[0]
+    columns = signed(random_bytes("bytes", ROW * SUMS), 1)
+    blocks = signed(random_bytes("blocks", 64 * SUMS * 8), 8)
+
+    def sums(raw):
+        found = []
+        for start in range(0, len(raw), ROW):
+            part = signed(raw[start : start + ROW], 1)
+            for column in range(SUMS):
+                weights = columns[column * ROW : (column + 1) * ROW]
+                found.append(sum(x * (w >> 1) for x, w in zip(part, weights, strict=False)))
+        return found
+
+    # 133 rows, so three blocks, and the last row of the last block is not full.
+    of_rows = b"".join(one.to_bytes(4, "little", signed=True) for one in sums(raw))
+    for one, weight in zip(sums(of_rows), blocks, strict=False):
+        expected += one * (weight | 1)
+    expected = (expected + 2**63) % 2**64 - 2**63
+    assert len(sums(of_rows)) == 3 * SUMS
+    assert of(torch.arange(-34_000, 34_000, dtype=torch.int32)) == [expected]
 
 
 def signed(raw, size):

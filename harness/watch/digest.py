@@ -1,169 +1,130 @@
 """Digest of many tensors in one pass over their memory: keyed, position-dependent, exact.
 
-A tensor is read as rows of bytes. Each row is multiplied with a matrix of random weights by the
-int8 matrix product, whose sums are exact integers, so no bit can cancel by rounding or by running
-over; the sums of a row, 32 bits wide, are then weighted with random 64-bit numbers and added up
-modulo 2^64. A sum of 64-bit words with odd weights would be simpler, and is blind: two flipped
-sign bits at the top of two words add up to zero.
+The bytes of a tensor are rows of 2048, and each row is multiplied with a matrix of random weights
+(`product`): eight sums, exact integers, so no bit is lost to rounding. These sums are bytes again,
+64 times fewer, and rows again: they are multiplied once more. What is left is weighted with random
+64-bit numbers and added up modulo 2^64.
+
+Every bit counts, and every place. In the first product no change of one or two bytes in a row
+cancels, with certainty: no flipped bit, no two flipped signs, no two swapped bytes. Of any other
+change it is a matter of chance, and of the weights alone: a given change is missed by at most one
+in 2^56 choices of the weights in each of the products, and one in 2^38 in the last sum. What it
+can miss, then, is what somebody computed in order to be missed. A sum of 64-bit words with odd
+weights would be simpler, and is blind: two flipped sign bits at the top of two words add up to
+zero.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-ROW = 2048
-"""Bytes in a row: short rows cost calls, longer ones no longer fit beside the weights in cache."""
-SUMS = 8
-"""Independent sums of a row: 7-bit weights, so two bytes share all of them once in 2^56."""
+from harness.watch.product import ROW, SUMS, multiply, random_bytes
+
 LARGE = 1 << 17
 """Bytes from which a tensor is read in place; smaller ones are copied together first."""
-ABSENT = -1
-"""Stands for the size of a tensor that is not there."""
+BLOCK = ROW // (4 * SUMS)
+"""Rows whose sums make a row of the second product."""
 _PLANS = 16
 """Sets of tensors remembered at the same time; a network with unused parameters has several."""
 
 
-def _random(name: str, count: int) -> bytes:
-    # Not torch's generator: its numbers may change between versions, digests must not.
-    return hashlib.shake_256(f"crossrank digest: {name}".encode()).digest(count)
-
-
-@cache
-def _weights() -> torch.Tensor:
-    drawn = torch.frombuffer(bytearray(_random("bytes", ROW * SUMS)), dtype=torch.int8)
-    # 7 bits: processors that add two products in 16 bits first would clip larger ones. The
-    # matrix is column by column in memory, which the product reads a little faster.
-    return torch.bitwise_right_shift(drawn, 1).view(SUMS, ROW).t()
-
-
-class _RowWeights:
-    """Random odd 64-bit numbers, SUMS for each row, the same for the n-th row of any tensor."""
+class _BlockWeights:
+    """Random odd 64-bit numbers, SUMS for each block, the same for the n-th one of any tensor."""
 
     def __init__(self) -> None:
-        self._table = torch.empty((0, SUMS), dtype=torch.int64)
+        self._table = torch.empty((0, SUMS), dtype=torch.int64, device="cpu")
 
-    def first(self, rows: int) -> torch.Tensor:
-        if len(self._table) < rows:
-            size = 1 << max(rows - 1, 63).bit_length()
-            # shake_256 is a stream: a longer table starts with the shorter one.
-            raw = bytearray(_random("rows", size * SUMS * 8))
+    def first(self, blocks: int) -> torch.Tensor:
+        if len(self._table) < blocks:
+            size = 1 << max(blocks - 1, 63).bit_length()
+            raw = bytearray(random_bytes("blocks", size * SUMS * 8))
             self._table = torch.frombuffer(raw, dtype=torch.int64).view(size, SUMS) | 1
-        return self._table[:rows]
+        return self._table[:blocks]
 
 
-_ROWS = _RowWeights()
-
-
-@cache
-def _product_is_exact() -> bool:
-    """Say whether this processor's int8 product adds without clipping, at the extremes too."""
-    rows = torch.frombuffer(bytearray(_random("trial", 6 * ROW)), dtype=torch.int8).view(6, ROW)
-    rows = torch.cat([rows, rows.new_full((1, ROW), -128), rows.new_full((1, ROW), 127)])
-    result = torch.empty((len(rows), SUMS), dtype=torch.int32, device="cpu")
-    try:
-        torch._int_mm(rows, _weights(), out=result)
-    except (RuntimeError, AttributeError):
-        return False
-    return torch.equal(result.to(torch.int64), _slow_product(rows))
-
-
-def _slow_product(rows: torch.Tensor) -> torch.Tensor:
-    return rows.to(torch.int64) @ _weights().to(torch.int64)
-
-
-def _multiply(rows: torch.Tensor, out: torch.Tensor) -> None:
-    if _product_is_exact():
-        torch._int_mm(rows, _weights(), out=out)
-        return
-    for start in range(0, len(rows), 256):
-        out[start : start + 256] = _slow_product(rows[start : start + 256]).to(torch.int32)
+_BLOCKS = _BlockWeights()
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where the rows of one tensor are."""
+class _InPlace:
+    """A large tensor: its whole rows are read where they are."""
 
     index: int
-    rows: int
-    """Whole rows read in place; none for a small tensor."""
-    first: int
-    """The first of them in the table of sums."""
+    sums: torch.Tensor
+    """Where the sums of its whole rows go."""
     slot: torch.Tensor | None
-    """Where the rest is copied to, as bytes for a large tensor; None if nothing is left over."""
+    """Where the bytes beyond them are copied to; None if there are none."""
 
 
 class _Plan:
-    """The buffers and weights for one list of sizes, made once."""
+    """The buffers and weights for one list of shapes on one device, made once."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor | None]) -> None:
-        large_rows = sum(t.nbytes // ROW for t in tensors if t is not None and t.nbytes >= LARGE)
-        owners: list[int] = []
-        weights: list[torch.Tensor] = []
-        rests: list[tuple[int, int, int]] = []
-        for index, tensor in enumerate(tensors):
-            size = 0 if tensor is None else tensor.nbytes
-            whole = size // ROW if size >= LARGE else 0
-            owners += [index] * whole
-            weights.append(_ROWS.first(whole))
-            rests.append((index, whole, size - whole * ROW))
-        first, packed = large_rows, 0
-        self._copied: list[int] = []
+    def __init__(self, tensors: Sequence[torch.Tensor | None], device: torch.device) -> None:
+        sizes = [0 if tensor is None else tensor.nbytes for tensor in tensors]
+        whole = [size // ROW if size >= LARGE else 0 for size in sizes]
+        rows = [-(-size // ROW) for size in sizes]
+        blocks = [-(-count // BLOCK) for count in rows]
+        copied = sum(all_ - whole_ for all_, whole_ in zip(rows, whole, strict=True))
+        self._scratch = torch.zeros((copied, ROW), dtype=torch.int8, device=device)
+        self._scratch_sums = torch.empty((copied, SUMS), dtype=torch.int32, device=device)
+        self._sums = torch.zeros((sum(blocks) * BLOCK, SUMS), dtype=torch.int32, device=device)
+        self._block_sums = torch.empty((sum(blocks), SUMS), dtype=torch.int32, device=device)
+        self._large: list[_InPlace] = []
+        self._small: list[int] = []
         self._slots: list[torch.Tensor] = []
-        self._large: list[tuple[int, int, int, torch.Tensor | None]] = []
-        rows_of_rest = [-(-rest // ROW) for _, _, rest in rests]
-        self._scratch = torch.zeros((sum(rows_of_rest), ROW), dtype=torch.int8, device="cpu")
-        done = 0
-        for (index, whole, rest), rows in zip(rests, rows_of_rest, strict=True):
-            slot = self._scratch[packed : packed + rows].view(-1)[:rest]
-            tensor = tensors[index]
-            if whole:
-                self._large.append((index, done, whole, slot if rest else None))
-                done += whole
-            elif rest and tensor is not None:
-                self._copied.append(index)
+        places: list[int] = []
+        owners: list[int] = []
+        first = 0
+        for index, (tensor, size) in enumerate(zip(tensors, sizes, strict=True)):
+            rest = self._scratch[len(places) : len(places) + rows[index] - whole[index]]
+            slot = rest.view(-1)[: size - whole[index] * ROW]
+            if tensor is not None and whole[index]:
+                sums = self._sums[first : first + whole[index]]
+                self._large.append(_InPlace(index, sums, slot if len(slot) else None))
+            elif tensor is not None and size:
+                self._small.append(index)
                 self._slots.append(slot.view(tensor.dtype).view(tensor.shape))
-            owners += [index] * rows
-            weights.append(_ROWS.first(whole + rows)[whole:])
-            packed += rows
-        assert done == first
-        self._packed_at = first
-        self._weights = torch.cat(weights)
-        self._owners = torch.tensor(owners, dtype=torch.int64, device="cpu")
-        self._sums = torch.empty((first + packed, SUMS), dtype=torch.int32, device="cpu")
+            places += range(first + whole[index], first + rows[index])
+            owners += [index] * blocks[index]
+            first += blocks[index] * BLOCK
+        self._places = torch.tensor(places, dtype=torch.int64, device=device)
+        self._owners = torch.tensor(owners, dtype=torch.int64, device=device)
         salts = [_salt(tensor) for tensor in tensors]
-        self._salts = torch.tensor(salts, dtype=torch.int64, device="cpu")
+        self._salts = torch.tensor(salts, dtype=torch.int64, device=device)
+        weights = [_BLOCKS.first(count) for count in blocks]
+        self._weights = torch.cat(weights).to(device)
 
-    def digests(self, tensors: Sequence[torch.Tensor | None]) -> list[int]:
-        for index, first, rows, slot in self._large:
-            tensor = tensors[index]
+    def digests(self, tensors: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        """Return the digests, on the device; on a GPU nothing here waits for it."""
+        for large in self._large:
+            tensor = tensors[large.index]
             assert tensor is not None
             raw = tensor.contiguous().view(-1).view(torch.int8)
-            split = rows * ROW
-            _multiply(raw[:split].view(rows, ROW), self._sums[first : first + rows])
-            if slot is not None:
-                slot.copy_(raw[split:])
+            split = len(large.sums) * ROW
+            multiply(raw[:split].view(-1, ROW), large.sums)
+            if large.slot is not None:
+                large.slot.copy_(raw[split:])
         if self._slots:
-            torch._foreach_copy_(
-                self._slots, [t for i in self._copied if (t := tensors[i]) is not None]
-            )
+            small = [t for i in self._small if (t := tensors[i]) is not None]
+            torch._foreach_copy_(self._slots, small)
         if len(self._scratch):
-            _multiply(self._scratch, self._sums[self._packed_at :])
-        weighted = torch.mul(self._sums, self._weights).sum(1)
-        digests: list[int] = self._salts.index_add(0, self._owners, weighted).tolist()
-        return digests
+            multiply(self._scratch, self._scratch_sums)
+            self._sums.index_copy_(0, self._places, self._scratch_sums)
+        if len(self._block_sums):
+            multiply(self._sums.view(torch.int8).view(-1, ROW), self._block_sums)
+        weighted = torch.mul(self._block_sums, self._weights).sum(1)
+        return self._salts.index_add(0, self._owners, weighted)
 
 
 def _salt(tensor: torch.Tensor | None) -> int:
     """Tell apart what has no bytes to tell apart: absent, empty, zeros of another shape."""
     text = "absent" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)}"
-    return int.from_bytes(_random(text, 8), "little", signed=True)
+    return int.from_bytes(random_bytes(text, 8), "little", signed=True)
 
 
 class Digester:
@@ -183,13 +144,17 @@ class Digester:
             return []
         with torch.no_grad(), _no_modes():
             dense = [None if tensor is None else _dense(tensor) for tensor in tensors]
-            key = tuple([ABSENT if t is None else (t.shape, t.dtype) for t in dense])
-            plan = self._plans.get(key)
-            if plan is None:
-                if len(self._plans) >= _PLANS:
-                    del self._plans[next(iter(self._plans))]
-                plan = self._plans[key] = _Plan(dense)
-            return plan.digests(dense)
+            digests: list[int] = self._plan(dense).digests(dense).tolist()
+            return digests
+
+    def _plan(self, dense: Sequence[torch.Tensor | None]) -> _Plan:
+        key = tuple([None if t is None else (t.shape, t.dtype) for t in dense])
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= _PLANS:
+                del self._plans[next(iter(self._plans))]
+            plan = self._plans[key] = _Plan(dense, torch.device("cpu"))
+        return plan
 
 
 def _no_modes() -> contextlib.AbstractContextManager[object]:

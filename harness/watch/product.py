@@ -1,0 +1,117 @@
+"""Exact products of rows of bytes with a fixed matrix of random weights, by the fastest way here.
+
+A row has 2048 bytes, taken as numbers from -128 to 127, and a weight has 7 bits: no sum is larger
+than 2^24 in size. So every way gives the same integers, even one that adds float32 numbers in an
+order of its own, and which one is taken is a matter of speed alone. A way counts only after it
+was tried, against float64, where it is to be used: some processors clip int8 products.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import cache
+
+import torch
+
+ROW = 2048
+"""Bytes in a row; all ways of multiplying are slower with rows of half or twice the length."""
+SUMS = 8
+"""Independent sums of a row: two bytes of it share all of their weights once in 2^56."""
+MANY = 2048
+"""Rows from which a product in packed weights is worth what its preparation costs: 4 MB."""
+
+_Way = Callable[[torch.Tensor, torch.Tensor], None]
+
+
+def random_bytes(name: str, count: int) -> bytes:
+    """Return bytes that depend on the name alone; a longer string starts with the shorter one."""
+    # Not torch's generator: its numbers may change between versions, digests must not.
+    return hashlib.shake_256(f"crossrank digest: {name}".encode()).digest(count)
+
+
+def multiply(rows: torch.Tensor, out: torch.Tensor) -> None:
+    """Put the sums of each row into `out`.
+
+    Args:
+        rows: (n, ROW) of int8.
+        out: (n, SUMS) of int32, on the same device.
+    """
+    for way in _ways(rows.device.type, len(rows)):
+        if _is_exact(way, rows.device, len(rows) >= MANY):
+            way(rows, out)
+            return
+    _by_float64(rows, out)
+
+
+@cache
+def weights(device: torch.device) -> torch.Tensor:
+    """Return the matrix, (ROW, SUMS) of int8: random numbers from -64 to 63."""
+    drawn = torch.frombuffer(bytearray(random_bytes("bytes", ROW * SUMS)), dtype=torch.int8)
+    # Column by column in memory, which the products read a little faster.
+    return torch.bitwise_right_shift(drawn, 1).view(SUMS, ROW).to(device).t()
+
+
+def _ways(device: str, rows: int) -> tuple[_Way, ...]:
+    if device == "cpu":
+        return (_packed, _int8, _by_float32) if rows >= MANY else (_int8, _by_float32)
+    # CUDA's int8 product wants more than 16 rows.
+    return (_int8, _by_float32) if device == "cuda" and rows > 16 else (_by_float32,)
+
+
+def _int8(rows: torch.Tensor, out: torch.Tensor) -> None:
+    torch._int_mm(rows, weights(rows.device), out=out)
+
+
+def _packed(rows: torch.Tensor, out: torch.Tensor) -> None:
+    # The linear layer of quantised networks: it reads the rows in place, where `_int_mm` makes a
+    # copy in the processor's own order first.
+    packed, scale, zero = _packed_weights()
+    linear = torch.ops.onednn.qlinear_pointwise.default
+    sums = linear(rows, 1.0, 0, packed, scale, zero, None, 1.0, 0, torch.float32, "none", [], "")
+    out.copy_(sums)
+
+
+@cache
+def _packed_weights() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    cpu = torch.device("cpu")
+    packed = torch.ops.onednn.qlinear_prepack(weights(cpu).t(), None)
+    scale = torch.ones(SUMS, dtype=torch.float32, device=cpu)
+    return packed, scale, torch.zeros(SUMS, dtype=torch.int64, device=cpu)
+
+
+def _by_float32(rows: torch.Tensor, out: torch.Tensor) -> None:
+    _by_floats(rows, out, torch.float32)
+
+
+def _by_float64(rows: torch.Tensor, out: torch.Tensor) -> None:
+    _by_floats(rows, out, torch.float64)
+
+
+def _by_floats(rows: torch.Tensor, out: torch.Tensor, dtype: torch.dtype) -> None:
+    matrix = weights(rows.device).to(dtype)
+    # Numbers of 4 or 8 bytes for each byte: a part at a time.
+    most = 256 if rows.device.type == "cpu" else 4096
+    for start in range(0, len(rows), most):
+        part = rows[start : start + most].to(dtype)
+        sums = torch.empty((len(part), SUMS), dtype=dtype, device=rows.device)
+        # Autocast would round `part @ matrix`, and leaves alone what has an `out`.
+        torch.mm(part, matrix, out=sums)
+        out[start : start + most].copy_(sums)
+
+
+@cache
+def _is_exact(way: _Way, device: torch.device, many: bool) -> bool:
+    """Say whether a way exists here and gives the right sums, of the largest numbers too."""
+    drawn = torch.frombuffer(bytearray(random_bytes("trial", 30 * ROW)), dtype=torch.int8)
+    extremes = torch.tensor([[-128], [127]], dtype=torch.int8, device="cpu").expand(2, ROW)
+    # As large as the smallest product that it will be used for: others may be done otherwise.
+    rows = torch.cat([drawn.view(30, ROW), extremes]).repeat(MANY // 32 if many else 1, 1)
+    expected = torch.empty((len(rows), SUMS), dtype=torch.int32, device="cpu")
+    _by_float64(rows, expected)
+    found = torch.empty_like(expected, device=device)
+    try:
+        way(rows.to(device), found)
+    except (RuntimeError, AttributeError, TypeError, ValueError):
+        return False
+    return torch.equal(found.cpu(), expected)

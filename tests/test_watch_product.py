@@ -1,0 +1,97 @@
+"""The product below the digest: every way gives the same integers, and what they tell apart."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.watch import product
+from harness.watch.digest import Digester
+from harness.watch.product import MANY, ROW, SUMS, multiply
+
+CPU = torch.device("cpu")
+WAYS = [product._int8, product._packed, product._by_float32, product._by_float64]
+
+
+def extremes(count):
+    generator = torch.Generator().manual_seed(count)
+    rows = torch.randint(-128, 128, (count, ROW), dtype=torch.int8, generator=generator)
+    largest = torch.where(product.weights(CPU).t() < 0, 127, -128).to(torch.int8)
+    rows[: len(largest)] = largest[: len(rows)]
+    rows[-1] = -128
+    return rows
+
+
+def exact(rows):
+    return (rows.to(torch.int64) @ product.weights(CPU).to(torch.int64)).to(torch.int32)
+
+
+@pytest.mark.parametrize("count", [1, 2, 16, 17, 300, MANY, MANY + 7])
+def test_all_ways_give_the_same_integers(count):
+    rows = extremes(count)
+    expected = exact(rows)
+    out = torch.empty((count, SUMS), dtype=torch.int32)
+    multiply(rows, out)
+    assert torch.equal(out, expected)
+    for way in WAYS:
+        if way in (product._by_float32, product._by_float64) or product._is_exact(way, CPU, True):
+            out.fill_(-1)
+            way(rows, out)
+            assert torch.equal(out, expected), way
+
+
+def test_some_way_is_a_fast_one_here():
+    assert product._is_exact(product._int8, CPU, False) or not hasattr(torch, "_int_mm")
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_way_that_clips_rounds_or_is_not_there_is_not_taken(many):
+    def clips(rows, out):
+        product._by_float64(rows.clamp(-127, 127), out)
+
+    def rounds(rows, out):
+        out.copy_((rows.to(torch.bfloat16) @ product.weights(CPU).to(torch.bfloat16)).float())
+
+    def absent(rows, out):
+        torch.ops.onednn.no_such_operator(rows)
+
+    for way in (clips, rounds, absent):
+        assert not product._is_exact(way, CPU, many)
+    assert product._is_exact(product._by_float64, CPU, many)
+
+
+def test_a_processor_with_no_fast_way_gets_the_same_digests(monkeypatch):
+    values = [torch.randn(5000), torch.randn(MANY * ROW // 4 + 100), None]
+    fast = Digester()(values)
+    for ways in ((product._by_float32,), ()):
+        monkeypatch.setattr(product, "_ways", lambda device, rows, ways=ways: ways)
+        assert Digester()(values) == fast
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert Digester()(values) == fast
+
+
+def test_any_change_of_two_bytes_in_a_row_is_seen():
+    """Exhaustive: the weights of two bytes are never zero nor multiples of each other.
+
+    d * v + e * w is zero for no d and e that are not both zero.
+    """
+    vectors = product.weights(CPU).to(torch.float64)
+    lengths = vectors.norm(dim=1)
+    assert lengths.min() > 0
+    unit = vectors / lengths[:, None]
+    parallel = (unit @ unit.t()).abs().fill_diagonal_(0)
+    assert parallel.max() < 1 - 1e-9
+
+
+def test_any_flipped_bit_of_a_row_is_seen():
+    """Exhaustive, of all 16384 bits."""
+    row = extremes(20)[10]
+    before = exact(row[None])
+    flips = torch.arange(8).repeat(ROW)
+    places = torch.arange(ROW).repeat_interleave(8)
+    changed = row.repeat(len(places), 1)
+    bits = torch.bitwise_left_shift(torch.ones_like(flips), flips).to(torch.uint8).view(torch.int8)
+    changed[torch.arange(len(places)), places] ^= bits
+    out = torch.empty((len(places), SUMS), dtype=torch.int32)
+    multiply(changed, out)
+    assert len(torch.unique(torch.cat([out, before]), dim=0)) == len(places) + 1
