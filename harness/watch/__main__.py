@@ -1,6 +1,6 @@
 """Run an unedited training script under the watcher.
 
-torchrun --nproc-per-node=4 -m harness.watch [--quiet] [--folder FOLDER] train.py ARGS...
+torchrun --nproc-per-node=4 -m harness.watch [options] train.py ARGS...
 """
 
 from __future__ import annotations
@@ -16,14 +16,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.watch.after_torch import AfterTorch
+from harness.watch.commands import COMMANDS
 from harness.watch.exit_codes import NOT_OBSERVED
+from harness.watch.outputs import Outputs
 
 if TYPE_CHECKING:
     from harness.watch.watcher import Watcher
 
 PATIENCE = 30.0
 """Seconds that the other ranks get to exit, once the script has ended on all of them."""
-USAGE = "torchrun --nproc-per-node=N -m harness.watch [--quiet] [--folder FOLDER] train.py ARGS..."
+USAGE = "torchrun --nproc-per-node=N -m harness.watch [options] train.py ARGS..."
+EPILOG = """
+other commands:
+  python -m harness.watch causes           list the causes that can be named
+  python -m harness.watch explain CAUSE    one of them: what you see, why, how to be sure, the fix
+
+exit code, where the script itself ends with 0: 0 nothing found, 20 a fault was found, 21 the run
+hung or a rank died and it is known where, 22 it could not be observed. One rank has it; torchrun
+itself then ends with 1.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +45,7 @@ class Options:
     arguments: tuple[str, ...]
     quiet: bool
     folder: str | None
+    outputs: Outputs
 
 
 def parse(arguments: Sequence[str]) -> Options:
@@ -42,7 +54,17 @@ def parse(arguments: Sequence[str]) -> Options:
     Raises:
         SystemExit: with 2, after a message, where it cannot be read.
     """
-    parser = argparse.ArgumentParser(prog="harness.watch", usage=USAGE, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="harness.watch",
+        usage=USAGE,
+        description=__doc__.partition("\n")[0],
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the answer as JSON")
+    parser.add_argument("--junit", metavar="FILE", help="write the answer as JUnit XML")
+    parser.add_argument("--html", metavar="FILE", help="write the answer as a page")
     parser.add_argument("--quiet", action="store_true", help="speak only if something is wrong")
     parser.add_argument("--folder", help="a folder that all hosts share")
     parser.add_argument("script", help="the training script, a .py file")
@@ -53,11 +75,14 @@ def parse(arguments: Sequence[str]) -> Options:
         arguments=tuple(read.arguments),
         quiet=read.quiet,
         folder=read.folder,
+        outputs=Outputs(json=read.json, junit=read.junit, html=read.html).absolute(),
     )
 
 
 def main() -> None:
     """Run the script as `python script.py` would, and end as it ends."""
+    if sys.argv[1:2] and sys.argv[1] in COMMANDS and not Path(sys.argv[1]).exists():
+        sys.exit(COMMANDS[sys.argv[1]](sys.argv[2:]))
     options = parse(sys.argv[1:])
     code = _compiled(options.script)
     watch = _Watch(options)
@@ -104,7 +129,12 @@ class _Watch:
             return script_code or NOT_OBSERVED
         from harness.watch.closing import close
 
-        code = close(self._watcher, script_code=script_code, quiet=self._options.quiet)
+        code = close(
+            self._watcher,
+            script_code=script_code,
+            quiet=self._options.quiet,
+            outputs=self._options.outputs,
+        )
         if code and not script_code:
             self._watcher.wait_for_peers(PATIENCE)
         return code

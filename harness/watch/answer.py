@@ -32,6 +32,8 @@ class Answer:
     """What each rank did around the first bad update."""
     damage: Damage | None = None
     """How the damage spread from there."""
+    calls: RankTable | None = None
+    """The last collectives of each rank, where the run hung or a rank was gone."""
 
     @property
     def headline(self) -> str:
@@ -60,7 +62,7 @@ class Answer:
             lines += _titled("damage", tree(self.damage))
         lines += [f"  note     {note}" for note in self.notes]
         if self.kept is not None:
-            lines.append(f"  kept     {self.kept}")
+            lines.append(f"  kept     {self.kept}/watch.html")
         return lines
 
     def to_json(self) -> dict[str, Any]:

@@ -13,24 +13,33 @@ from harness.watch.divergence import Divergence, divergence, from_json, rank_loc
 from harness.watch.evidence import Evidence
 from harness.watch.exit_codes import FAULT_FOUND, NOT_OBSERVED, NOTHING_FOUND
 from harness.watch.gathering import gather
+from harness.watch.outputs import Outputs
 from harness.watch.per_rank import RankTable, per_rank
 from harness.watch.watcher import Watcher, say
 
 
-def close(watcher: Watcher, *, script_code: int, quiet: bool) -> int:
+def close(
+    watcher: Watcher, *, script_code: int, quiet: bool, outputs: Outputs | None = None
+) -> int:
     """Write down how the script ended on this rank, answer if it is the last, return exit code.
 
     The code is the script's own wherever that is not 0.
     """
+    failed: list[str] = []
     try:
         given = answer(watcher, script_code=script_code)
+        if given is not None:
+            failed = (outputs or Outputs()).write(given)
+            if given.kept is not None:
+                kept = Outputs(json=f"{given.kept}/watch.json", html=f"{given.kept}/watch.html")
+                failed += kept.write(given)
     except Exception as error:
         say(f"the watcher could not give its answer: {type(error).__name__}: {error}")
         return script_code or NOT_OBSERVED
     if given is None:
         return script_code
     if not quiet or given.exit_code:
-        say("\n".join(given.lines()))
+        say("\n".join([*given.lines(), *(f"  note     {one}" for one in failed)]))
     return script_code or given.exit_code
 
 

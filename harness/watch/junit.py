@@ -1,0 +1,40 @@
+"""The answer as JUnit XML, for a CI system that shows test results."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+from harness.watch.answer import Answer
+from harness.watch.exit_codes import NOT_OBSERVED, NOTHING_FOUND
+
+_ILLEGAL = {code: None for code in range(32) if chr(code) not in "\t\n\r"}
+"""Characters that XML cannot hold, whatever a script puts into its exception."""
+
+
+def junit(answer: Answer) -> str:
+    """Return one test suite with one test case; what could not be observed is an error."""
+    failed = answer.exit_code not in (NOTHING_FOUND, NOT_OBSERVED)
+    unobserved = answer.exit_code == NOT_OBSERVED
+    suite = ElementTree.Element(
+        "testsuite",
+        name="harness.watch",
+        tests="1",
+        failures=str(int(failed)),
+        errors=str(int(unobserved)),
+    )
+    case = ElementTree.SubElement(suite, "testcase", classname="harness.watch", name="replicas")
+    text = "\n".join(answer.lines()).translate(_ILLEGAL)
+    if failed or unobserved:
+        kind = answer.diagnoses[0].cause if answer.diagnoses else "unknown"
+        problem = ElementTree.SubElement(
+            case,
+            "failure" if failed else "error",
+            type=kind,
+            message=answer.headline.translate(_ILLEGAL),
+        )
+        problem.text = text
+    else:
+        ElementTree.SubElement(case, "system-out").text = text
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(
+        suite, encoding="unicode"
+    )
