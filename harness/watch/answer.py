@@ -104,7 +104,7 @@ def _conclusion(known: Diagnosis | None) -> str:
         return "cause not known"
     sure = "cause" if known.strength == Strength.PROVEN else "likely cause"
     where = "" if known.where is None else f" at {known.where}"
-    return f"{sure}: {known.cause}{where}; {_cause(known).change}"
+    return f"{sure}: {known.cause}{where}; fix: {_cause(known).change}"
 
 
 def _cause(diagnosis: Diagnosis) -> Cause:
