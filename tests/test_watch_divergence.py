@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from harness.watch.answer import headline, who
+from harness.watch.answer import evidence, headline, who
 from harness.watch.divergence import differences, divergence, from_json, rank_local, to_json
 from harness.watch.layout import GRADIENTS, PARAMETERS, START, Entry, index_of, place_of
 
 NAMES = ("a", "b", "c")
 
 
-def run(ranks=3, steps=3, *, wrapped=False, cohorts=None, start=None, grads=None, params=None):
+def run(
+    ranks=3,
+    steps=3,
+    *,
+    wrapped=False,
+    cohorts=None,
+    start=None,
+    grads=None,
+    params=None,
+    sampled=(),
+):
     """Digests of a healthy run, then what was asked for: {(step, name, rank): digest}."""
 
     def entries(kind, rank):
@@ -22,6 +32,7 @@ def run(ranks=3, steps=3, *, wrapped=False, cohorts=None, start=None, grads=None
                 shape=(2,),
                 dtype="float32",
                 wrapped=wrapped,
+                sampled=kind == "gradient" and name in sampled,
                 cohort=(cohorts or {}).get((name, rank), ""),
             )
             for name in NAMES
@@ -90,6 +101,17 @@ def test_gradients_that_the_optimizer_itself_reduces_are_no_fault():
 def test_other_tensors_gradients_are_not_blamed():
     found = first(run(grads={(1, "a", 0): 8}, params={(1, "b", 0): 8}))
     assert (found.phase, [one.name for one in found.differences]) == (PARAMETERS, ["b"])
+
+
+def test_the_answer_says_where_gradients_were_sampled_only():
+    for sampled in (set(), {"a"}, {"b"}):
+        look = run(params={(s, "b", 1): 8 for s in (1, 2)}, sampled=sampled)
+        found = first(look)
+        assert (found.step, found.phase, found.sampled) == (1, PARAMETERS, sampled == {"b"})
+        assert ("where they were sampled" in evidence(found, source="x")[0]) == found.sampled
+        assert from_json(to_json(found)) == found
+    # Before the first update gradients are read in full.
+    assert not first(run(params={(0, "b", 1): 8}, sampled={"b"})).sampled
 
 
 def test_unequal_start_with_equal_gradients_is_a_fault():

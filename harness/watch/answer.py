@@ -156,6 +156,12 @@ def what(difference: Difference) -> str:
     return f"{difference.kind} {difference.name}"
 
 
+def _equal_until_then(found: Divergence) -> str:
+    if found.sampled:
+        return "settings were equal, and its gradients where they were sampled"
+    return "gradients and settings were equal"
+
+
 def evidence(found: Divergence, *, source: str) -> list[str]:
     """Return the table below the first line: a row for each thing that differs."""
     step = found.step
@@ -163,7 +169,7 @@ def evidence(found: Divergence, *, source: str) -> list[str]:
         START: "before the first update",
         EVALUATION: f"at the first forward pass of an evaluation, after {step} updates",
         GRADIENTS: f"before update {step}, in what it is made from",
-    }.get(found.phase, f"after update {step}; its gradients and settings were equal")
+    }.get(found.phase, f"after update {step}; its {_equal_until_then(found)}")
     lines = [
         f"  where    {when}, of {source}; steps count from 0",
         f"  compared {found.compared} of this kind on {ranks(found.ranks)}",

@@ -24,6 +24,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.watch.product import ROW, SUMS, multiply, random_bytes
+from harness.watch.sample import is_sampled, sample
 
 LARGE = 1 << 17
 """Bytes from which a tensor is read in place; smaller ones are copied together first."""
@@ -74,6 +75,7 @@ class _Plan:
         self._scratch_sums = torch.empty((copied, SUMS), dtype=torch.int32, device=device)
         self._sums = torch.zeros((sum(blocks) * BLOCK, SUMS), dtype=torch.int32, device=device)
         self._block_sums = torch.empty((sum(blocks), SUMS), dtype=torch.int32, device=device)
+        self._ordered = torch.empty(0, dtype=torch.int8, device=device)
         self._large: list[_InPlace] = []
         self._small: list[int] = []
         self._slots: list[torch.Tensor] = []
@@ -104,7 +106,7 @@ class _Plan:
         for large in self._large:
             tensor = tensors[large.index]
             assert tensor is not None
-            raw = tensor.contiguous().view(-1).view(torch.int8)
+            raw = self._flat(tensor).view(torch.int8)
             split = len(large.sums) * ROW
             multiply(raw[:split].view(-1, ROW), large.sums)
             if large.slot is not None:
@@ -120,6 +122,16 @@ class _Plan:
         weighted = torch.mul(self._block_sums, self._weights).sum(1)
         return self._salts.index_add(0, self._owners, weighted)
 
+    def _flat(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_contiguous():
+            return tensor.view(-1)
+        # Into the same memory every time: pages that were never touched cost more than the copy.
+        if len(self._ordered) < tensor.nbytes:
+            self._ordered = torch.empty(tensor.nbytes, dtype=torch.int8, device=tensor.device)
+        ordered = self._ordered[: tensor.nbytes].view(tensor.dtype)
+        ordered.view(tensor.shape).copy_(tensor)
+        return ordered
+
 
 def _salt(tensor: torch.Tensor | None) -> int:
     """Tell apart what has no bytes to tell apart: absent, empty, zeros of another shape."""
@@ -134,16 +146,22 @@ class Digester:
         """Start with no buffers."""
         self._plans: dict[tuple[object, ...], _Plan] = {}
 
-    def __call__(self, tensors: Sequence[torch.Tensor | None]) -> list[int]:
+    def __call__(
+        self, tensors: Sequence[torch.Tensor | None], *, sampled: bool = False
+    ) -> list[int]:
         """Return a signed 64-bit digest of each tensor; the tensors are only read.
 
         Equal for equal dtype, shape and bits, and in practice only then. None has a digest of its
         own. Sparse and quantised tensors, and those on other devices, are copied first.
+
+        Args:
+            tensors: what to read.
+            sampled: read no more than a sample of the large ones.
         """
         if not tensors:
             return []
         with torch.no_grad(), _no_modes():
-            dense = [None if tensor is None else _dense(tensor) for tensor in tensors]
+            dense = [None if t is None else _dense(t, sampled=sampled) for t in tensors]
             digests: list[int] = self._plan(dense).digests(dense).tolist()
             return digests
 
@@ -170,10 +188,15 @@ def _without_modes():  # type: ignore[no-untyped-def]  # noqa: ANN202
         yield
 
 
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
+def _dense(tensor: torch.Tensor, *, sampled: bool) -> torch.Tensor:
     tensor = tensor.detach()
     if tensor.layout != torch.strided:
         tensor = tensor.to_dense()
+    if tensor.is_conj() or tensor.is_neg():
+        # What such a tensor means is not what is in its memory.
+        tensor = tensor.resolve_conj().resolve_neg()
+    if sampled and is_sampled(tensor):
+        tensor = sample(tensor)
     if tensor.device.type != "cpu":
         tensor = tensor.cpu()
     return tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.watch.layout import EVALUATION, GRADIENTS, PARAMETERS, START, Entry, index_of, place_of
@@ -49,6 +49,8 @@ class Divergence:
     compared: int
     """How many things of the same kind were compared there."""
     ranks: tuple[int, ...]
+    sampled: bool = False
+    """Of the gradients, said to be equal, no more than a sample was read."""
 
     @property
     def order(self) -> float:
@@ -124,7 +126,9 @@ def divergence(look: Look, index: int) -> Divergence | None:
     if earlier:
         # Backward reaches the last layers first.
         return _made(step, GRADIENTS, earlier[::-1], before)
-    return _made(step, PARAMETERS, due, seen)
+    entries = [e for entries, _ in before.values() for e in entries if e.name in names]
+    sampled = step > 0 and any(e.sampled for e in entries)
+    return replace(_made(step, PARAMETERS, due, seen), sampled=sampled)
 
 
 def at_evaluation(seen: Seen, updates: int) -> Divergence | None:
@@ -196,6 +200,7 @@ def to_json(found: Divergence) -> dict[str, Any]:
         "phase": found.phase,
         "compared": found.compared,
         "ranks": list(found.ranks),
+        "sampled": found.sampled,
         "differences": [
             {
                 "name": d.name,
@@ -216,6 +221,7 @@ def from_json(content: dict[str, Any]) -> Divergence:
         phase=content["phase"],
         compared=content["compared"],
         ranks=tuple(content["ranks"]),
+        sampled=content["sampled"],
         differences=tuple(
             Difference(
                 name=d["name"],

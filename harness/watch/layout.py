@@ -25,6 +25,8 @@ class Entry:
     """Ranks with the same cohort hold replicas of it; a shard names its place in the mesh."""
     wrapped: bool = False
     """Below DistributedDataParallel, so due to be equal whatever it was before."""
+    sampled: bool = False
+    """From the second update on the digest is that of a sample."""
     values: bool = False
     """The digest is the bits of a float64, which can be shown."""
 

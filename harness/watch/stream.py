@@ -15,6 +15,7 @@ import torch
 from harness.watch.digest import Digester
 from harness.watch.layout import GRADIENTS, PARAMETERS, START, Entry, Layout
 from harness.watch.modules import Known, cohort_of, local_part
+from harness.watch.sample import is_sampled
 
 OWN_STATE = ("ZeroRedundancyOptimizer",)
 """Optimizers whose state is divided among the ranks."""
@@ -84,6 +85,7 @@ class Stream:
                 dtype=entry.dtype,
                 cohort=entry.cohort,
                 wrapped=entry.wrapped,
+                sampled=is_sampled(local_part(parameter)),
             )
             for entry, parameter in zip(self._entries, self._parameters, strict=True)
         )
@@ -116,11 +118,11 @@ class Stream:
             next(digests) if isinstance(value, torch.Tensor) else _bits(value)[0] for value in state
         ]
 
-    def before(self) -> list[int]:
-        """Return the digests of settings and gradients before an update."""
+    def before(self, *, sampled: bool) -> list[int]:
+        """Return the digests of settings and gradients before an update, or of samples of them."""
         gradients = [parameter.grad for parameter in self._parameters]
         parts = [None if grad is None else local_part(grad) for grad in gradients]
-        return self._setting_digests + self._digest(parts)
+        return self._setting_digests + self._digest(parts, sampled=sampled)
 
     def after(self) -> list[int]:
         """Return the digests of the parameters."""

@@ -222,7 +222,9 @@ class Watcher:
         if observed.updates == 0:
             self._post(observed, 0, observed.stream.start())
         index = index_of(observed.updates, GRADIENTS)
-        self._post(observed, index, observed.stream.before())
+        # What the first gradients say of replicas and parts holds for the whole run.
+        first = observed.updates == 0
+        self._post(observed, index, observed.stream.before(sampled=not first))
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if not any(running is optimizer for running in self._running):

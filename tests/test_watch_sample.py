@@ -1,0 +1,101 @@
+"""Samples of large tensors: the same places on every rank, from everywhere, nothing but reading."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.watch.digest import Digester
+from harness.watch.sample import FROM, LINES, is_sampled, sample
+
+SIZE = FROM // 4 + 13
+
+
+def of(tensor, **how):
+    return Digester()([tensor], **how)[0]
+
+
+def seen(tensor):
+    """Which elements the sample has, found by changing them one part at a time."""
+    numbers = torch.arange(tensor.numel(), dtype=torch.int32).view(tensor.shape)
+    laid_out = torch.empty_like(tensor, dtype=torch.int32).copy_(numbers)
+    return sample(laid_out).view(torch.int32).view(-1)
+
+
+def test_large_tensors_only_are_sampled():
+    assert not is_sampled(torch.empty(FROM // 4 - 1))
+    assert is_sampled(torch.empty(FROM // 4))
+    small = torch.randn(FROM // 4 - 1)
+    assert of(small, sampled=True) == of(small)
+    small[1000] += 1
+    assert of(small, sampled=True) == of(small)
+
+
+def test_a_sample_has_lines_of_its_tensor_from_every_part_of_it():
+    places = seen(torch.empty(SIZE)).view(LINES, 16)
+    assert torch.equal(places, places[:, :1] + torch.arange(16))
+    assert not (places[:, 0] % 16).any()
+    assert len(places.unique()) == LINES * 16
+    parts = torch.div(places[:, 0] * LINES, SIZE // 16 * 16, rounding_mode="floor")
+    assert torch.equal(parts, torch.arange(LINES))
+    # Not the first line of each part: places in step with rows would see the same columns only.
+    assert len((places[:, 0] % (SIZE // LINES)).unique()) > 5
+
+
+def test_what_is_sampled_counts_and_the_rest_does_not():
+    places = seen(torch.empty(SIZE)).to(torch.int64)
+    ones = torch.ones(SIZE)
+    only = torch.zeros(SIZE)
+    only[places] = 1
+    assert of(only, sampled=True) == of(ones, sampled=True)
+    assert of(only) != of(ones)
+    for place in places[:: LINES // 8]:
+        changed = ones.clone()
+        changed[place] = 2
+        assert of(changed, sampled=True) != of(ones, sampled=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float64, torch.complex128])
+def test_all_dtypes_can_be_sampled(dtype):
+    values = torch.ones(2 * FROM + 1, dtype=dtype)
+    assert sample(values).shape == (LINES, 64)
+    assert of(values, sampled=True) == of(values.clone(), sampled=True)
+    assert of(values * 3, sampled=True) != of(values, sampled=True)
+
+
+def test_strides_and_offset_do_not_change_the_sample():
+    values = torch.randn(256, 128, 3, 3)
+    plain = sample(values)
+    assert torch.equal(sample(values.to(memory_format=torch.channels_last)), plain)
+    assert torch.equal(sample(values.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0)), plain)
+    shifted = torch.empty(values.numel() + 3)[3:].view_as(values).copy_(values)
+    assert torch.equal(sample(shifted), plain)
+    expanded = torch.randn(600, 1).expand(600, 600)
+    assert torch.equal(sample(expanded), sample(expanded.contiguous()))
+    wide = torch.randn(512, 1024)[:, ::2]
+    assert torch.equal(sample(wide), sample(wide.contiguous()))
+
+
+def test_differences_as_missing_synchronisation_makes_them_are_seen():
+    generator = torch.Generator().manual_seed(1)
+    gradient = torch.randn(1024, 512, generator=generator)
+    before = of(gradient, sampled=True)
+    assert of(gradient + 1e-7, sampled=True) != before
+    assert of(-gradient, sampled=True) != before
+    assert of(gradient.roll(1, 0), sampled=True) != before
+    # One row of 512, and one column: a bias of one unit, an input of one feature.
+    for changed in (gradient.clone(), gradient.clone()):
+        changed[700] = 0
+        assert of(changed, sampled=True) != before
+    changed = gradient.clone()
+    changed[:, 77] = 0
+    assert of(changed, sampled=True) != before
+
+
+def test_conjugated_and_negated_views_are_what_they_mean():
+    values = torch.randn(SIZE, dtype=torch.complex64)
+    for meant in (values.conj(), values.conj().imag):
+        assert meant.is_conj() or meant.is_neg()
+        for sampled in (False, True):
+            plain = meant.resolve_conj().resolve_neg()
+            assert of(meant, sampled=sampled) == of(plain, sampled=sampled)
