@@ -30,6 +30,8 @@ EPILOG = """
 other commands:
   python -m harness.watch causes           list the causes that can be named
   python -m harness.watch explain CAUSE    one of them: what you see, why, how to be sure, the fix
+  python -m harness.watch twin --nproc 1,4 train.py ...   is N ranks the same training as one?
+  python -m harness.watch diff A B         compare two runs recorded with --record
 
 exit code, where the script itself ends with 0: 0 nothing found, 20 a fault was found, 21 the run
 hung or a rank died and it is known where, 22 it could not be observed. One rank has it; torchrun
@@ -46,6 +48,8 @@ class Options:
     quiet: bool
     folder: str | None
     outputs: Outputs
+    record: str | None
+    nudge: int | None
 
 
 def parse(arguments: Sequence[str]) -> Options:
@@ -65,6 +69,16 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_argument("--json", metavar="FILE", help="write the answer as JSON")
     parser.add_argument("--junit", metavar="FILE", help="write the answer as JUnit XML")
     parser.add_argument("--html", metavar="FILE", help="write the answer as a page")
+    parser.add_argument(
+        "--record", metavar="FOLDER", help="record gradients and parameters for `diff`"
+    )
+    parser.add_argument(
+        "--nudge",
+        type=int,
+        metavar="SEED",
+        help="move every parameter by one rounding step before training; a recorded run that was "
+        "nudged is the floor of `diff`",
+    )
     parser.add_argument("--quiet", action="store_true", help="speak only if something is wrong")
     parser.add_argument("--folder", help="a folder that all hosts share")
     parser.add_argument("script", help="the training script, a .py file")
@@ -76,6 +90,8 @@ def parse(arguments: Sequence[str]) -> Options:
         quiet=read.quiet,
         folder=read.folder,
         outputs=Outputs(json=read.json, junit=read.junit, html=read.html).absolute(),
+        record=read.record and str(Path(read.record).absolute()),
+        nudge=read.nudge,
     )
 
 
@@ -144,6 +160,13 @@ class _Watch:
             from harness.watch.watcher import WATCHERS, Watcher
 
             self._watcher = WATCHERS[os.getpid()] = Watcher(folder=self._options.folder)
+            if self._options.record or self._options.nudge is not None:
+                from harness.watch.twin.recorder import Nudge, Recorder
+
+                if self._options.record:
+                    self._watcher.recorder = Recorder(self._options.record, self._watcher.context)
+                if self._options.nudge is not None:
+                    Nudge(self._options.nudge)
         except Exception as error:
             print(f"crossrank: could not begin to watch: {error!r}", file=sys.stderr)
 

@@ -1,4 +1,4 @@
-"""Commands of `python -m harness.watch` that watch nothing: `causes` and `explain CAUSE`."""
+"""Commands of `python -m harness.watch` that watch nothing themselves."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from harness.causes import Cause, catalogue
+from harness.watch.twin.command import diff, twin
 
 WIDTH = 88
 
@@ -88,5 +89,10 @@ def _unknown(name: str, known: Sequence[str]) -> NoReturn:
     sys.exit(2)
 
 
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"causes": _causes, "explain": _explain}
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "causes": _causes,
+    "explain": _explain,
+    "twin": twin,
+    "diff": diff,
+}
 """Word -> what it does with the words after it; returns the exit code."""

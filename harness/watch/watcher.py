@@ -13,7 +13,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -37,6 +37,9 @@ from harness.watch.journal import Journal
 from harness.watch.layout import EVALUATION, GRADIENTS, PARAMETERS, index_of
 from harness.watch.modules import Modules
 from harness.watch.stream import AVERAGING, Stream
+
+if TYPE_CHECKING:
+    from harness.watch.twin.recorder import Recorder
 
 MOST = 64
 """Optimizers that are followed; each has a file of its own."""
@@ -79,6 +82,7 @@ class Watcher:
         self._evaluated: dict[int, int] = {}
         self._wrapped: list[Evaluations] = []
         self.modules = Modules(self._guard(self._watch_wrapped))
+        self.recorder: Recorder | None = None
         self.context = Context(self.journal, self.modules, self.note)
         self.instruments = Instruments(self.context)
         self._handles = [
@@ -89,6 +93,8 @@ class Watcher:
     def close(self) -> None:
         """Remove the hooks."""
         self.context.closed = True
+        if self.recorder is not None:
+            self.recorder.close()
         self.instruments.close()
         self.modules.close()
         for handle in self._handles:
@@ -124,6 +130,8 @@ class Watcher:
         }
         self.folder.write(self.folder.start(rank), about)
         self.journal.open(self.folder.journal(rank))
+        if self.recorder is not None:
+            self.recorder.begin(rank, world_size)
 
     def note(self, text: str) -> None:
         """Keep a sentence on what could not be observed."""
@@ -203,6 +211,8 @@ class Watcher:
         self.meet()
         observed = self._observe(optimizer)
         self.instruments.before_update(observed.number, optimizer, observed.updates)
+        if self.recorder is not None:
+            self.recorder.before_update(observed.number, optimizer, observed.updates)
         if self.world_size == 1:
             return
         if observed.kind in AVERAGING:
@@ -235,6 +245,8 @@ class Watcher:
             return
         observed = self._observe(optimizer)
         self.instruments.after_update(observed.number, optimizer, observed.updates)
+        if self.recorder is not None:
+            self.recorder.after_update(observed.number, optimizer, observed.updates)
         if observed.stream is not None:
             index = index_of(observed.updates, PARAMETERS)
             self._post(observed, index, observed.stream.after())
