@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from harness.arms import faulty, fixed, one_process
+from harness.arms import control, faulty, fixed, one_process
 from harness.claims import HOLDS, REFUTED, remedy, symptom
 from harness.findings import all_of, like_one_process, negated, ranks_agree, says
 from harness.scenario import Arm, Finding, Scenario, at_least, holds, refuted, unknown
@@ -132,7 +132,7 @@ SCENARIO = Scenario(
         one_process("one process, backbone in eval", freezes="eval_always"),
         faulty("requires_grad_off", "requires_grad=False only", freezes="requires_grad_off"),
         faulty("eval_once", "and backbone.eval() before the loop", freezes="eval_once"),
-        faulty("track_off", "and track_running_stats = False", freezes="track_off"),
+        control("track_off", "and track_running_stats = False", freezes="track_off"),
         fixed("eval_always", "backbone.eval() after model.train()", freezes="eval_always"),
     ),
     claims=(
