@@ -71,24 +71,24 @@ def compare(a: Recording, b: Recording, nudged: Sequence[Recording] = ()) -> Com
     first: tuple[Apart, ...] = ()
     names_a, names_b = _names(a), _names(b)
     equal = True
-    highest: dict[tuple[str, int, str], float] = {}
+    highest: dict[tuple[int, str], float] = {}
     for place in places:
-        found = []
-        for name, numbers in a.values[place].items():
-            other = b.values[place].get(name)
-            if other is None:
-                continue
-            equal = equal and numbers == other
-            repeats = [
-                _relative(numbers, run.values[place][name])
-                for run in nudged
-                if name in run.values.get(place, {})
-            ]
-            # Rounding does not shrink again as the training goes on, a lucky crossing apart.
-            key = (name, place[1], place[2])
-            if repeats:
-                highest[key] = max(highest.get(key, 0.0), *repeats)
-            found.append(_apart(name, place, numbers, other, highest.get(key)))
+        both = [name for name in a.values[place] if name in b.values[place]]
+        repeats = [
+            _relative(a.values[place][name], run.values[place][name])
+            for run in nudged
+            for name in both
+            if name in run.values.get(place, {})
+        ]
+        key = place[1:]
+        if repeats:
+            # Of all tensors, since a few repeats of one small tensor miss the tail; and of all
+            # updates so far, since runs that rounding has parted may cross by luck.
+            highest[key] = max(highest.get(key, 0.0), *repeats)
+        equal = equal and all(a.values[place][n] == b.values[place][n] for n in both)
+        found = [
+            _apart(n, place, a.values[place][n], b.values[place][n], highest.get(key)) for n in both
+        ]
         if not found:
             continue
         shown.append(max(found, key=_height))
