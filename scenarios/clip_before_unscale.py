@@ -2,9 +2,9 @@
 
 GradScaler multiplies the loss by 65536, and with it every gradient. `clip_grad_norm_` called before
 `scaler.unscale_` compares that norm with a threshold meant for the true one, so it clips always,
-and `scaler.step` divides what is left by 65536 again. Hardly anything is learned, without an error, and
-all ranks agree. Reported in milesial/Pytorch-UNet#468, pytorch/examples#1196, rwth-i6/returnn#1590,
-huggingface/accelerate#641.
+and `scaler.step` divides what is left by 65536 again. Hardly anything is learned, without an error,
+and all ranks agree. Reported in milesial/Pytorch-UNet#468, pytorch/examples#1196,
+rwth-i6/returnn#1590, huggingface/accelerate#641.
 """
 
 from __future__ import annotations
