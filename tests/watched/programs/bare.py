@@ -51,6 +51,7 @@ class Recorder:
     def __init__(self):
         self.updates = []
         self.masks = []
+        self.evaluated = None
         self._running = []
         self._handles = [
             register_optimizer_step_pre_hook(self._before),
@@ -68,7 +69,9 @@ class Recorder:
             held = [p for group in optimizer.param_groups for p in group["params"]]
             grads = [None if p.grad is None else copy_of(p.grad) for p in held]
             rates = [float(group["lr"]) for group in optimizer.param_groups]
-            self.updates.append({"held": held, "grads": grads, "lr": rates, "values": None})
+            before = [copy_of(p) for p in held]
+            row = {"held": held, "before": before, "grads": grads, "lr": rates, "values": None}
+            self.updates.append(row)
 
     def _after(self, optimizer, *_):
         self._running.pop()
@@ -77,6 +80,8 @@ class Recorder:
             update["values"] = [copy_of(p) for p in update["held"]]
 
     def _forward(self, module, args, output):
+        if not module.training and self.updates and self.evaluated is None:
+            self.evaluated = len(self.updates)
         if type(module) is nn.Dropout and module.training and module.p > 0:
             self.masks.append((output == 0).flatten()[:64].clone())
 
@@ -87,11 +92,10 @@ class Recorder:
             names[id(parameter)] = name.replace("module.", "")
         rows = []
         for update in self.updates:
-            row = {"lr": update["lr"], "grads": {}, "values": {}}
-            for index, parameter in enumerate(update["held"]):
-                name = names.get(id(parameter), f"parameter {index}")
-                row["grads"][name] = update["grads"][index]
-                row["values"][name] = update["values"] and update["values"][index]
+            held = [names.get(id(p), f"parameter {i}") for i, p in enumerate(update["held"])]
+            row = {"lr": update["lr"]}
+            for kind in ("before", "grads", "values"):
+                row[kind] = dict(zip(held, update[kind] or [None] * len(held), strict=True))
             rows.append(row)
         return rows
 
@@ -126,7 +130,12 @@ def run(name, arguments):
         os.chdir(folder)
         sys.excepthook = hook
     result["seconds"] = time.perf_counter() - result["seconds"]
-    return result | {"updates": recorder.named(model), "masks": recorder.masks}
+    return result | {
+        "updates": recorder.named(model),
+        "parameters": [name.replace("module.", "") for name, _ in model.named_parameters()],
+        "masks": recorder.masks,
+        "evaluated": recorder.evaluated,
+    }
 
 
 def together(names, seed, path):
@@ -204,6 +213,8 @@ def main():
         tempfile.tempdir = elsewhere
         for name in args.only:
             module(name)
+        # What the first optimizer of a process imports: once, and not in every rank.
+        importlib.import_module("torch._dynamo")
         ends = {}
         for seed in args.seeds:
             waiting = {}
