@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -109,3 +109,11 @@ def cause(
 def entered() -> dict[str, Cause]:
     """Return the causes whose modules have been imported, by name."""
     return _CATALOGUE
+
+
+def listed(names: Sequence[str], most: int = 4) -> str:
+    """Return names as a sentence lists them: `a, b and c`, or `a, b and 7 more`."""
+    shown = list(names)
+    if len(names) > most:
+        shown = [*names[: most - 1], f"{len(names) - most + 1} more"]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"

@@ -8,6 +8,7 @@ from typing import Any
 
 from harness.watch.divergence import Divergence
 from harness.watch.journal import Event
+from harness.watch.pairing import Calls, Unpaired
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,10 +24,20 @@ class Evidence:
     """Where replicas part, if they do."""
     source: str = ""
     """The optimizer or module in which they part, such as `optimizer 0 (SGD)`."""
+    parts: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    """Optimizer -> names of its tensors that were never replicas: not equal to begin with."""
     ends: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     """Rank -> how its script ended: exit code, optimizers, notes; absent if it has not."""
     stalls: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     """Rank -> what it was doing when the run hung or a peer was gone."""
+    gone: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """Rank -> when its process was found to be gone without having ended."""
+    calls: Mapping[int, Calls] = field(default_factory=dict)
+    """Rank -> its last collectives, when it ended or the run hung."""
+    last_calls: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """Rank -> the collective that its own code called last, also if it was killed in it."""
+    unpaired: Unpaired | None = None
+    """The first collective that does not fit on all ranks."""
 
     def events(self, kind: str, rank: int | None = None) -> Iterator[Event]:
         """Yield the events of a kind, of one rank or of all, each with its `rank` added."""
@@ -50,6 +61,14 @@ class Evidence:
             if event["update"] > update:
                 break
             found = event
+        return found
+
+    def latest(self, kind: str, rank: int, optimizer: int, update: int) -> Event | None:
+        """Return the last event of a kind about an optimizer up to one of its updates."""
+        found = None
+        for event in self.events(kind, rank):
+            if event["optimizer"] == optimizer and event["update"] <= update:
+                found = event
         return found
 
     @property

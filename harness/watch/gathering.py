@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.watch.divergence import Divergence
+from harness.watch.divergence import Divergence, rank_local
 from harness.watch.evidence import Evidence
+from harness.watch.exchange import Exchange
 from harness.watch.folder import Folder
 from harness.watch.journal import read_journal
 
@@ -28,6 +29,16 @@ def gather(
         source: the optimizer or module in which they part.
     """
     journals = {rank: read_journal(folder.journal(rank)) for rank in ranks}
+    optimizers = {
+        event["optimizer"]
+        for events in journals.values()
+        for event in events
+        if event["kind"] == "optimizer"
+    }
+    parts = {
+        number: sorted(rank_local(Exchange(folder, f"optimizer{number}", ranks).look))
+        for number in sorted(optimizers)
+    }
     ends = {rank: folder.read(folder.end(rank)) for rank in ranks}
     stalls = {rank: folder.read(folder.stall(rank)) for rank in ranks}
     return Evidence(
@@ -36,6 +47,7 @@ def gather(
         journals={rank: events for rank, events in journals.items() if events},
         divergence=divergence,
         source=source,
+        parts={number: names for number, names in parts.items() if names},
         ends={rank: end for rank, end in ends.items() if end is not None},
         stalls={rank: stall for rank, stall in stalls.items() if stall is not None},
     )

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from harness.watch.digest import Digester
+from harness.watch.instruments.parameters import Held
 from harness.watch.layout import GRADIENTS, PARAMETERS, START, Entry, Layout
 from harness.watch.modules import Known, cohort_of, local_part
 from harness.watch.sample import is_sampled
@@ -73,6 +74,14 @@ class Stream:
     def parameters(self) -> int:
         """How many parameters there are."""
         return len(self._entries)
+
+    @property
+    def held(self) -> list[Held]:
+        """The parameters, each with its name."""
+        return [
+            Held(entry.name, parameter, replicated=not entry.cohort)
+            for entry, parameter in zip(self._entries, self._parameters, strict=True)
+        ]
 
     def layout(self) -> Layout:
         """Return what the digests of each phase stand for."""

@@ -222,6 +222,9 @@ class Watcher:
             held = (p for group in optimizer.param_groups for p in group["params"])
             known = self.modules.known(held)
             observed.stream = Stream(optimizer, known, self.rank)
+            self.instruments.described(
+                observed.number, optimizer, observed.updates, observed.stream.held
+            )
             observed.stream.changed()
             if observed.exchange is None:
                 observed.exchange = self.exchange_of(observed.number)

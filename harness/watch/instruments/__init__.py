@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Sequence
+
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.watch.instruments.backward import Backward
 from harness.watch.instruments.context import Context, Instrument
 from harness.watch.instruments.forward import Forward
-from harness.watch.instruments.structure import structure
+from harness.watch.instruments.parameters import Held, Parameters
+from harness.watch.instruments.wrappers import Wrappers
 
 
 class Instruments:
@@ -19,7 +23,15 @@ class Instruments:
         self._context = context
         self._backward = Backward(context)
         self._forward = Forward(context)
-        self._all: list[Instrument] = [self._backward, self._forward]
+        self._wrappers = Wrappers(context)
+        self._parameters = Parameters(context, self._wrappers.owners)
+        self._forward.first_forward.append(self._wrappers.describe)
+        self._all: list[Instrument] = [
+            self._backward,
+            self._forward,
+            self._wrappers,
+            self._parameters,
+        ]
 
     def close(self) -> None:
         """Remove every hook."""
@@ -28,15 +40,29 @@ class Instruments:
 
     def wrapped(self, module: DistributedDataParallel, inner: torch.nn.Module, number: int) -> None:
         """Note that a module is being wrapped."""
-        self._context.journal.write("wrap", module=number, **structure(inner))
+        self._context.wrappers[number] = weakref.ref(module)
+        self._context.safely("wrappers", self._wrappers.wrapped)(module, inner, number)
         self._forward.wrapped(module, inner, number)
+
+    def described(
+        self, number: int, optimizer: torch.optim.Optimizer, update: int, held: Sequence[Held]
+    ) -> None:
+        """Note which parameters an optimizer holds from this update on."""
+        safely = self._context.safely
+        safely("parameters", self._parameters.described)(number, optimizer, update, held)
+        safely("parameters", self._parameters.before_update)(number, update)
 
     def before_update(self, number: int, optimizer: torch.optim.Optimizer, update: int) -> None:
         """Note that an optimizer is about to make an update."""
+        safely = self._context.safely
+        safely("wrappers", self._wrappers.before_update)()
+        safely("parameters", self._parameters.before_update)(number, update)
 
     def after_update(self, number: int, optimizer: torch.optim.Optimizer, update: int) -> None:
         """Note that it has made it, and close the window between two updates."""
         self._backward.after_update(number, optimizer)
+        safely = self._context.safely
+        safely("parameters", self._parameters.after_update)(number, optimizer, update)
         window = self._context.window.take(number, update)
         if window is not None:
             self._context.journal.write("update", optimizer=number, update=update, **window)

@@ -71,6 +71,10 @@ class Backward:
     def _before(self, tensors: Any, *_: Any, **__: Any) -> None:
         window = self._context.window
         window.count("backwards")
+        for number, reference in self._context.wrappers.items():
+            wrapper = reference()
+            if wrapper is not None and not wrapper.require_backward_grad_sync:
+                window.count(f"backwards_without_sync of module {number}")
         for number, gradient in self._gradients.items():
             window.add(f"gradients of optimizer {number}", gradient.state())
         if self._context.updates < ALL_OF:

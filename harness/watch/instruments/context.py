@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from harness.watch.journal import Journal
 from harness.watch.modules import Modules
@@ -32,7 +34,8 @@ class Window:
         """Start with nothing."""
         self._counts: Counter[str] = Counter()
         self._values: dict[str, list[Any]] = {}
-        self._before: dict[int, Counter[str]] = {}
+        self._last: dict[str, Any] = {}
+        self._before: dict[int, tuple[Counter[str], dict[str, Any]]] = {}
 
     def count(self, name: str, by: int = 1) -> None:
         """Add to a counter, such as `backwards`."""
@@ -44,19 +47,23 @@ class Window:
         if len(values) < MOST:
             values.append(value)
 
+    def put(self, name: str, value: Any) -> None:
+        """Set a value, such as that of the last one of many."""
+        self._last[name] = value
+
     def is_sparse(self, update: int) -> bool:
         """Say whether this is one of the updates at which a look may cost something."""
         return update < 8 or update & (update - 1) == 0
 
     def take(self, optimizer: int, update: int) -> dict[str, Any] | None:
         """Return what there is and start anew; None where it is what it was the update before."""
-        counts, values = self._counts, self._values
-        self._counts, self._values = Counter(), {}
-        as_before = self._before.get(optimizer) == counts
-        self._before[optimizer] = counts
+        counts, values, last = self._counts, self._values, self._last
+        self._counts, self._values, self._last = Counter(), {}, {}
+        as_before = self._before.get(optimizer) == (counts, last)
+        self._before[optimizer] = counts, last
         if as_before and update >= ALL_OF and not self.is_sparse(update):
             return None
-        return {**counts, **values}
+        return {**counts, **last, **values}
 
 
 class Context:
@@ -67,6 +74,8 @@ class Context:
         self.journal = journal
         self.modules = modules
         self.window = Window()
+        self.wrappers: dict[int, weakref.ref[DistributedDataParallel]] = {}
+        """The wrappers that the program has made, by their numbers."""
         self.updates = 0
         """Updates that all optimizers have made so far."""
         self.closed = False

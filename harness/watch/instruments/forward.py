@@ -60,6 +60,10 @@ class Forward:
         safely = self._context.safely
         own = weakref.ref(module)
         seen = False
+        of_module = f"forwards of module {number}"
+        without_sync = f"forwards_without_sync of module {number}"
+        past = f"forwards_past_wrapper of module {number}"
+        last = f"last_forward_synchronised of module {number}"
 
         def before(wrapper: nn.Module, arguments: tuple[Any, ...]) -> None:
             nonlocal seen
@@ -75,8 +79,11 @@ class Forward:
                 return
             window = self._context.window
             window.count("forwards")
+            window.count(of_module)
             if not wrapper.require_backward_grad_sync:
                 window.count("forwards_without_sync")
+                window.count(without_sync)
+            window.put(last, bool(wrapper.require_backward_grad_sync))
             if self._context.updates < ALL_OF:
                 window.add("forward_at", call_site())
             rows = next((a.shape[0] for a in arguments if _has_rows(a)), None)
@@ -91,6 +98,7 @@ class Forward:
             if number in self._inside or not (called.training and torch.is_grad_enabled()):
                 return
             self._context.window.count("forwards_past_wrapper")
+            self._context.window.count(past)
             if self._context.updates < ALL_OF:
                 self._context.window.add("forward_past_wrapper_at", call_site())
 

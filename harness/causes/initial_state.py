@@ -1,0 +1,193 @@
+"""Replicas that are not equal to begin with, or whose modules are not the same."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from harness.causes.cause import Diagnosis, Strength, cause, listed
+from harness.watch.evidence import Evidence
+from harness.watch.journal import Event
+from harness.watch.layout import START
+
+_Wraps = Mapping[int, Mapping[int, Event]]
+
+
+def _wraps(evidence: Evidence, kind: str = "wrap") -> _Wraps:
+    """Return number of a wrapper -> rank -> the event that says how it was made."""
+    found: dict[int, dict[int, Event]] = defaultdict(dict)
+    for event in evidence.events(kind):
+        found[event["module"]][event["rank"]] = event
+    return found
+
+
+@cause(
+    family="initial state",
+    sees='A crash or a hang when the model is wrapped ("DDP expects same model across all ranks"), '
+    "or, where shapes happen to fit, weights that are those of another layer.",
+    why="DDP pairs the parameters of two ranks by their position, not by their name. Modules built "
+    "in another order, from a set or only on some ranks, are paired wrongly.",
+    confirm="Print [(name, p.shape) for name, p in model.named_parameters()] on every rank.",
+    change="build the same modules in the same order on every rank",
+    fix="""
+for name in sorted(heads):             # a set has another order in every process
+    self.heads[name] = nn.Linear(64, sizes[name])
+""",
+    reported=("pytorch/pytorch#32426", "pytorch/pytorch#73547", "huggingface/transformers#30702"),
+)
+def structure_differs(evidence: Evidence) -> Diagnosis | None:
+    """Recognise a module that was wrapped with other parameters on another rank."""
+    for number, by_rank in _wraps(evidence).items():
+        first_rank, first = next(iter(by_rank.items()))
+        for rank, event in by_rank.items():
+            # Stages of a pipeline are wrapped with groups of their own.
+            if rank not in first.get("ranks", evidence.ranks):
+                continue
+            said = _mismatch(first, event)
+            if said is None:
+                continue
+            name, here, there = said
+            return Diagnosis(
+                strength=Strength.PROVEN,
+                because=(
+                    f"wrapper {number} got {here} on rank {first_rank} and {there} on rank {rank} "
+                    "in the same place",
+                ),
+                where=event["at"],
+                ranks=_odd(by_rank),
+                tensor=name,
+            )
+    return None
+
+
+def _mismatch(one: Event, other: Event) -> tuple[str, str, str] | None:
+    """Return the name, and what stands in each, of the first place in which two modules differ."""
+    for kind in ("parameters", "buffers"):
+        rows, others = one[kind], other[kind]
+        if rows == others:
+            continue
+        for place in range(max(len(rows), len(others))):
+            here = rows[place] if place < len(rows) else None
+            there = others[place] if place < len(others) else None
+            if here != there:
+                return str((here or there or [""])[0]), _row(here), _row(there)
+    return None
+
+
+def _row(row: list[Any] | None) -> str:
+    if row is None:
+        return "nothing"
+    name, shape, dtype, *requires = row
+    frozen = ", frozen" if requires == [False] else ""
+    return f"{name} {tuple(shape)} {dtype}{frozen}"
+
+
+def _odd(by_rank: Mapping[int, Event]) -> tuple[int, ...]:
+    groups: dict[str, list[int]] = defaultdict(list)
+    for rank, event in by_rank.items():
+        groups[repr((event["parameters"], event["buffers"]))].append(rank)
+    largest = max(groups.values(), key=len)
+    if 2 * len(largest) <= len(by_rank):
+        return ()
+    return tuple(rank for ranks in groups.values() if ranks is not largest for rank in ranks)
+
+
+@cause(
+    family="initial state",
+    sees="The loss falls and stays above that of one process; every rank trains other weights with "
+    "the same gradients.",
+    why="Averaging gradients keeps equal what is equal, and keeps a difference as well. Weights "
+    "drawn from a seed of the rank's own, and never sent around, stay apart.",
+    confirm="Compare a checksum of the weights before the first update.",
+    change="send rank 0's weights around before the first update",
+    fix="""
+for tensor in [*model.parameters(), *model.buffers()]:
+    dist.broadcast(tensor.detach(), src=0)
+""",
+    reported=(
+        "pytorch/torchtitan#166",
+        "allenai/OLMo-core#319",
+        "mosaicml/llm-foundry#830",
+        "pytorch/pytorch#140183",
+    ),
+)
+def init_differs(evidence: Evidence) -> Diagnosis | None:
+    """Recognise parameters that were never equal, with gradients that are."""
+    found = evidence.divergence
+    if found is None or found.phase != START or found.differences[0].kind != "parameter":
+        return None
+    if structure_differs(evidence) is not None or was_equal_when_wrapped(evidence):
+        return None
+    if loaded_before_the_first_update(evidence):
+        return None
+    names = [one.name for one in found.differences if one.kind == "parameter"]
+    wrapped = any(evidence.events("wrap"))
+    because = (
+        "they were wrapped without being sent around (init_sync=False)"
+        if wrapped
+        else "nobody wrapped the model, and the gradients of the first update are equal"
+    )
+    return Diagnosis(
+        strength=Strength.PROVEN,
+        because=(f"unequal before the first update: {listed(names)}", because),
+        tensor=names[0],
+    )
+
+
+def was_equal_when_wrapped(evidence: Evidence) -> bool:
+    """Say whether the weights were equal on all ranks at the first call of each wrapper."""
+    called = _wraps(evidence, "wrapper")
+    if not called:
+        return False
+    return all(
+        len({tuple(event["digests"]) for event in by_rank.values()}) == 1
+        for by_rank in called.values()
+    )
+
+
+def loaded_before_the_first_update(evidence: Evidence) -> list[Event]:
+    """Return where modules were loaded ahead of any update."""
+    return [
+        event
+        for event in evidence.events("load")
+        if event["step"] == 0 and event.get("what") == "module"
+    ]
+
+
+@cause(
+    family="initial state",
+    sees="A resumed run goes on from other weights on some ranks, and no error comes.",
+    why="A checkpoint that only some ranks load, or that each rank loads a part of, leaves the "
+    "replicas unequal unless weights are sent around afterwards. DDP does so once, when it wraps.",
+    confirm="Compare a checksum of the weights right after loading.",
+    change="load on every rank before wrapping, or send the weights around after loading",
+    fix="""
+model.module.load_state_dict(state)    # on every rank
+for parameter in model.parameters():
+    dist.broadcast(parameter.detach(), src=0)
+""",
+    reported=("NVIDIA/Megatron-LM#6920",),
+)
+def weights_not_resynced_on_load(evidence: Evidence) -> Diagnosis | None:
+    """Recognise weights that part where a module was loaded."""
+    found = evidence.divergence
+    if found is None or found.differences[0].kind != "parameter":
+        return None
+    if found.phase != START or structure_differs(evidence) is not None:
+        return None
+    loads = loaded_before_the_first_update(evidence)
+    ranks = tuple(sorted({event["rank"] for event in loads}))
+    if not ranks:
+        return None
+    some = len(ranks) < len(evidence.ranks)
+    return Diagnosis(
+        strength=Strength.PROVEN if some else Strength.LIKELY,
+        because=(
+            "a module was loaded on these ranks only, and the weights were not sent around after it"
+            if some
+            else "a module was loaded on every rank, and what they hold then is not the same",
+        ),
+        where=loads[0].get("at"),
+        ranks=ranks if some else (),
+    )

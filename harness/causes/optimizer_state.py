@@ -1,0 +1,219 @@
+"""What an update is made from besides gradients: state, hyper-parameters, loss scale."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from harness.causes.cause import Diagnosis, Strength, cause, listed
+from harness.watch.divergence import Divergence
+from harness.watch.evidence import Evidence
+from harness.watch.layout import GRADIENTS, PARAMETERS, START
+
+_RATES = ("lr", "initial_lr", "max_lr", "min_lr")
+
+
+def _settings(evidence: Evidence) -> Divergence | None:
+    found = evidence.divergence
+    if found is None or found.phase != GRADIENTS or found.differences[0].kind != "setting":
+        return None
+    return found
+
+
+def _key(name: str) -> str:
+    """Return the setting of `param_groups[0]['betas'][1]`."""
+    return name.split("'")[1] if "'" in name else name
+
+
+@cause(
+    family="optimizer state",
+    sees="Ranks drift apart slowly with equal gradients; their learning rates are not the same.",
+    why="A schedule computed from something that is the rank's own, such as the weights before "
+    "they were sent around, the length of its shard or its own validation loss, is its own too.",
+    confirm="Print optimizer.param_groups[0]['lr'] on every rank.",
+    change="compute the schedule from what all ranks share, or on rank 0 and send it around",
+    fix="""
+value = torch.tensor(value)
+dist.broadcast(value, src=0)           # or an all-reduce, before scheduler.step(value)
+""",
+    reported=("huggingface/accelerate#3797",),
+)
+def rank_dependent_schedule(evidence: Evidence) -> Diagnosis | None:
+    """Recognise a learning rate that is not the same on all ranks."""
+    found = _settings(evidence)
+    if found is None or _key(found.differences[0].name) not in _RATES:
+        return None
+    first = found.differences[0]
+    values = ", ".join(f"{value} on rank {rank}" for rank, value in sorted(first.values.items()))
+    return Diagnosis(
+        strength=Strength.PROVEN,
+        because=(f"{first.name} is {values}",),
+        ranks=first.odd,
+        tensor=first.name,
+    )
+
+
+@cause(
+    family="optimizer state",
+    sees="Ranks drift apart with equal gradients; a hyper-parameter is not the same on all.",
+    why="Every rank makes its own update. It is the same one only if momentum, weight decay and "
+    "all other settings of the optimizer are.",
+    confirm="Print optimizer.param_groups on every rank.",
+    change="give the optimizer the same settings on every rank",
+    fix="""
+optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=decay)   # no rank in them
+""",
+)
+def hyperparameters_differ(evidence: Evidence) -> Diagnosis | None:
+    """Recognise a setting other than the learning rate that is not the same on all ranks."""
+    found = _settings(evidence)
+    if found is None or _key(found.differences[0].name) in _RATES:
+        return None
+    first = found.differences[0]
+    return Diagnosis(
+        strength=Strength.PROVEN,
+        because=(f"{first.name} is not the same on all ranks",),
+        ranks=first.odd,
+        tensor=first.name,
+    )
+
+
+@cause(
+    family="optimizer state",
+    sees="After a resume the ranks part, although weights and gradients are equal.",
+    why="The state of an optimizer, such as Adam's moments and step, is never sent around. Loaded "
+    "on one rank only, it makes that rank's updates other ones.",
+    confirm="Print sorted(optimizer.state_dict()['state']) on every rank after loading.",
+    change="load the optimizer's state on every rank",
+    fix="""
+state = torch.load(path, map_location="cpu")   # not only on rank 0
+optimizer.load_state_dict(state["optimizer"])
+""",
+    reported=("wenet-e2e/wenet#2619",),
+)
+def optimizer_state_differs(evidence: Evidence) -> Diagnosis | None:
+    """Recognise state that is not the same on all ranks, with weights and gradients that are."""
+    found = evidence.divergence
+    if found is None:
+        return None
+    first = found.differences[0]
+    if found.phase == START and first.kind.startswith("state "):
+        lack = first.odd if first.structural else ()
+        said = "on some ranks there is none" if first.structural else "the ranks differ in it"
+        return Diagnosis(
+            strength=Strength.PROVEN,
+            because=(
+                f"before the first update of {evidence.source} its state was not the same: {said}",
+            ),
+            ranks=lack,
+        )
+    if found.phase != PARAMETERS or evidence.optimizer is None:
+        return None
+    unequal = state_differs_before(evidence, evidence.optimizer, found.step)
+    if unequal is None:
+        return None
+    update, key, names = unequal
+    if not {one.name for one in found.differences} <= set(names):
+        return None
+    return Diagnosis(
+        strength=Strength.PROVEN,
+        because=(f"after update {update}, {key} of {listed(names)} was not the same on all ranks",),
+    )
+
+
+def state_differs_before(
+    evidence: Evidence, optimizer: int, step: int
+) -> tuple[int, str, list[str]] | None:
+    """Return update, key and parameters of the first state known to differ before an update."""
+    seen: dict[int, dict[int, Any]] = defaultdict(dict)
+    for event in evidence.events("state"):
+        if event["optimizer"] == optimizer and event["update"] < step:
+            seen[event["update"]][event["rank"]] = event["digests"]
+    for update, by_rank in sorted(seen.items()):
+        first = next(iter(by_rank.values()))
+        for key in first:
+            names = [
+                name
+                for name in first[key]
+                if len({str(held.get(key, {}).get(name)) for held in by_rank.values()}) > 1
+            ]
+            if names:
+                return update, key, names
+    return None
+
+
+@cause(
+    family="optimizer state",
+    sees="One rank has other weights than the rest from some update on; gradients, learning "
+    "rates and optimizer state were equal.",
+    why="Between two updates somebody wrote to the weights of one rank: pruning, clamping, a "
+    "swap of weights for evaluation, a load. DDP never compares weights; the difference stays.",
+    confirm="Print parameter._version on every rank before and after what is suspected.",
+    change="write to weights on every rank alike, or send them around afterwards",
+    fix="""
+with torch.no_grad():
+    parameter.mul_(mask)               # on every rank
+    dist.broadcast(parameter, src=0)   # or on one, and then sent around
+""",
+)
+def out_of_band_write(evidence: Evidence) -> Diagnosis | None:
+    """Recognise weights that part with equal gradients, settings and state."""
+    found = evidence.divergence
+    if found is None or found.differences[0].kind != "parameter":
+        return None
+    if found.phase != PARAMETERS or optimizer_state_differs(evidence) is not None:
+        return None
+    names = {one.name for one in found.differences}
+    wrote = {
+        rank: [name for name in window.get("written", ()) if name in names]
+        for rank, window in evidence.at_divergence().items()
+        # A window is not written again where it is as the one before: it is an earlier one then.
+        if window["update"] == found.step
+    }
+    writers = tuple(rank for rank, written in wrote.items() if written)
+    odd = set(found.differences[0].odd)
+    if writers and (len(writers) < len(evidence.ranks) or not odd):
+        return Diagnosis(
+            strength=Strength.PROVEN if len(writers) < len(evidence.ranks) else Strength.LIKELY,
+            because=(
+                f"{listed(wrote[writers[0]])} was written between updates {found.step - 1} and "
+                f"{found.step}, not by the optimizer",
+            ),
+            ranks=writers,
+            tensor=wrote[writers[0]][0],
+        )
+    return Diagnosis(
+        strength=Strength.LIKELY,
+        because=(
+            "gradients and settings of this update were equal, and so were the weights before",
+        ),
+        ranks=tuple(sorted(odd)),
+    )
+
+
+@cause(
+    family="optimizer state",
+    sees="Under mixed precision the gradients of one rank weigh more or less than the others'.",
+    why="A GradScaler decides for itself: one that has seen an overflow on one rank only scales "
+    "the loss of that rank by another factor, and the average of the gradients mixes them.",
+    confirm="Print scaler.get_scale() on every rank.",
+    change="let all ranks see an overflow, so that their scalers decide alike",
+    fix="""
+scaler.scale(loss).backward()          # through the wrapper: the average carries inf to all ranks
+""",
+    reported=("facebookresearch/mmf#1073",),
+)
+def loss_scale_differs(evidence: Evidence) -> Diagnosis | None:
+    """Recognise a loss scale that is not the same on all ranks after as many updates."""
+    if not any(evidence.events("wrap")):
+        return None
+    scales: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
+    for event in evidence.events("loss_scale"):
+        scales[event["step"], event["scaler"]][event["rank"]] = event["scale"]
+    for (step, _), by_rank in sorted(scales.items()):
+        if len(by_rank) == len(evidence.ranks) and len(set(by_rank.values())) > 1:
+            said = ", ".join(f"{scale:g} on rank {rank}" for rank, scale in sorted(by_rank.items()))
+            return Diagnosis(
+                strength=Strength.PROVEN, because=(f"the loss scale is {said}",), step=step
+            )
+    return None

@@ -1,0 +1,146 @@
+"""Replicas among parts: tensor, sequence and data parallelism made by hand, or over groups."""
+
+from __future__ import annotations
+
+from harness.causes.cause import Diagnosis, Strength, cause, listed
+from harness.causes.unequal import Unequal, unequal_gradients
+from harness.watch.evidence import Evidence
+
+
+def _bare(evidence: Evidence) -> tuple[Unequal, list[str], list[str]] | None:
+    """Return unequal gradients that no wrapper is to reduce: the replicas, and the parts."""
+    unequal = unequal_gradients(evidence)
+    if unequal is None or unequal.owned:
+        return None
+    parts = set(evidence.parts.get(unequal.optimizer, ()))
+    return unequal, [name for name in unequal.names if name not in parts], sorted(parts)
+
+
+@cause(
+    family="parallel layouts",
+    sees="A layer norm, router or bias differs between tensor-parallel ranks after one update; the "
+    "loss looks right.",
+    why="Each rank of the group sees a part of the sequence or of the columns, so the gradient of "
+    "a parameter that all of them hold is a part as well, and has to be summed over the group.",
+    confirm="All-reduce the gradient of that parameter over the group before the update.",
+    change="sum the gradient over the tensor-parallel group",
+    fix="""
+for parameter in norm.parameters():    # held by all ranks of the group
+    dist.all_reduce(parameter.grad, group=tensor_parallel)   # the sum, not the mean
+""",
+    reported=(
+        "NVIDIA/TransformerEngine#441",
+        "NVIDIA/Megatron-LM#474",
+        "NVIDIA/apex#1686",
+        "EleutherAI/gpt-neox#1257",
+    ),
+)
+def replicated_grad_not_reduced(evidence: Evidence) -> Diagnosis | None:
+    """Recognise a replica with unequal gradients in an optimizer that holds parts as well."""
+    bare = _bare(evidence)
+    if bare is None or not bare[1] or not bare[2]:
+        return None
+    _, replicas, parts = bare
+    return Diagnosis(
+        strength=Strength.LIKELY,
+        because=(
+            f"{listed(replicas)} began equal on all ranks, {listed(parts)} of the same optimizer "
+            "did not and are parts",
+        ),
+        tensor=replicas[0],
+    )
+
+
+@cause(
+    family="parallel layouts",
+    sees="A few parameters differ between ranks, the others agree; gradients are averaged by hand.",
+    why="Who averages gradients by hand has to reach every parameter. One that a filter, a flag or "
+    "a list made too early leaves out is trained on each rank's own data.",
+    confirm="Count the all-reduces of an update and compare them with the parameters.",
+    change="average the gradient of every parameter",
+    fix="""
+for parameter in model.parameters():   # all of them, in one order
+    dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
+""",
+)
+def reduction_left_out(evidence: Evidence) -> Diagnosis | None:
+    """Recognise parameters that are not reduced where others of the same optimizer are."""
+    bare = _bare(evidence)
+    if bare is None or bare[2] or not bare[1]:
+        return None
+    unequal, replicas, _ = bare
+    if len(unequal.names) == unequal.compared or _has_odd_ranks(unequal):
+        return None
+    return Diagnosis(
+        strength=Strength.LIKELY,
+        because=(
+            f"no wrapper holds {listed(replicas)}; the gradients of "
+            f"{unequal.compared - len(unequal.names)} other parameters were equal",
+        ),
+        tensor=replicas[0],
+    )
+
+
+@cause(
+    family="parallel layouts",
+    sees="Every rank trains a model of its own from the first update on.",
+    why="Nothing averages the gradients: the model was never wrapped, and nobody reduces by hand.",
+    confirm="Count the collectives of one update: there are none.",
+    change="wrap the model in DistributedDataParallel",
+    fix="""
+model = DistributedDataParallel(model)
+""",
+)
+def gradients_never_averaged(evidence: Evidence) -> Diagnosis | None:
+    """Recognise replicas without a wrapper whose gradients all differ in the first update."""
+    bare = _bare(evidence)
+    if bare is None or bare[2] or bare[0].step or _has_odd_ranks(bare[0]):
+        return None
+    unequal = bare[0]
+    if len(unequal.names) < unequal.compared:
+        return None
+    return Diagnosis(
+        strength=Strength.LIKELY,
+        because=(
+            "no wrapper holds any parameter of this optimizer, and no gradient is equal on all "
+            "ranks",
+        ),
+    )
+
+
+def _has_odd_ranks(unequal: Unequal) -> bool:
+    """Say whether most ranks agree: then something was averaged, and one rank did otherwise."""
+    return bool(unequal.differences[0].odd)
+
+
+@cause(
+    family="parallel layouts",
+    sees="Ranks agree within groups and differ between them.",
+    why="A reduction over a group makes equal what its members hold, and nobody else. Replicas "
+    "that are spread over several groups need a reduction over all of them as well.",
+    confirm="Print dist.get_process_group_ranks(model.process_group) on every rank.",
+    change="reduce over the group of all ranks that hold the replica",
+    fix="""
+model = DistributedDataParallel(net, process_group=replicas)   # every rank with the same weights
+""",
+    reported=("NVIDIA/Megatron-LM#1628",),
+)
+def wrong_group(evidence: Evidence) -> Diagnosis | None:
+    """Recognise replicas that agree exactly within the groups that wrappers reduce over."""
+    unequal = unequal_gradients(evidence)
+    if unequal is None or not unequal.modules:
+        return None
+    module = unequal.modules[0]
+    groups = {
+        tuple(event["ranks"])
+        for event in evidence.events("wrap")
+        if event["module"] == module and "ranks" in event
+    }
+    agree = {tuple(sorted(group)) for group in unequal.differences[0].groups}
+    if len(groups) < 2 or agree != groups:
+        return None
+    said = " and ".join(str(list(group)) for group in sorted(groups))
+    return Diagnosis(
+        strength=Strength.PROVEN,
+        because=(f"the wrapper reduces over the ranks {said}, which agree among themselves",),
+    )
