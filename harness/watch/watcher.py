@@ -59,6 +59,7 @@ class _Observed:
         self.updates = 0
         self.stream: Stream | None = None
         self.exchange: Exchange | None = None
+        self.closure = False
 
 
 class Watcher:
@@ -83,6 +84,7 @@ class Watcher:
         self._wrapped: list[Evaluations] = []
         self.modules = Modules(self._guard(self._watch_wrapped))
         self.recorder: Recorder | None = None
+        self.auditor: Auditor | None = None
         self.context = Context(self.journal, self.modules, self.note)
         self.instruments = Instruments(self.context)
         self._handles = [
@@ -95,6 +97,8 @@ class Watcher:
         self.context.closed = True
         if self.recorder is not None:
             self.recorder.close()
+        if self.auditor is not None:
+            self.auditor.close()
         self.instruments.close()
         self.modules.close()
         for handle in self._handles:
@@ -200,7 +204,7 @@ class Watcher:
 
         return hook
 
-    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
         if optimizer in self._running:
             # Its last step raised, so that no hook was told of the end.
             self._running.clear()
@@ -210,9 +214,23 @@ class Watcher:
             return
         self.meet()
         observed = self._observe(optimizer)
+        # With a closure the forward and backward passes are made inside of the step.
+        observed.closure = any(
+            one is not None for one in (*args[1:2], (kwargs or {}).get("closure"))
+        )
         self.instruments.before_update(observed.number, optimizer, observed.updates)
-        if self.recorder is not None:
+        if self.recorder is not None and not observed.closure:
             self.recorder.before_update(observed.number, optimizer, observed.updates)
+        if self.auditor is not None and self.folder is not None:
+            self.auditor.before_update(
+                observed.number,
+                optimizer,
+                observed.updates,
+                folder=self.folder,
+                rank=self.rank,
+                peers=self.peers,
+                world_size=self.world_size,
+            )
         if self.world_size == 1:
             return
         if observed.kind in AVERAGING:
@@ -234,6 +252,11 @@ class Watcher:
                 raise RuntimeError("too many parameters were added to an optimizer")
         if observed.updates == 0:
             self._post(observed, 0, observed.stream.start())
+        if not observed.closure:
+            self._post_gradients(observed)
+
+    def _post_gradients(self, observed: _Observed) -> None:
+        assert observed.stream is not None
         index = index_of(observed.updates, GRADIENTS)
         # What the first gradients say of replicas and parts holds for the whole run.
         first = observed.updates == 0
@@ -249,8 +272,14 @@ class Watcher:
         observed = self._observe(optimizer)
         self.instruments.after_update(observed.number, optimizer, observed.updates)
         if self.recorder is not None:
+            if observed.closure:
+                self.recorder.before_update(observed.number, optimizer, observed.updates)
             self.recorder.after_update(observed.number, optimizer, observed.updates)
+        if self.auditor is not None:
+            self.auditor.after_update(observed.number, observed.updates)
         if observed.stream is not None:
+            if observed.closure:
+                self._post_gradients(observed)
             index = index_of(observed.updates, PARAMETERS)
             self._post(observed, index, observed.stream.after())
         observed.updates += 1
@@ -270,6 +299,8 @@ class Watcher:
         known = any(wrapped.module() is module for wrapped in self._wrapped)
         if not known and len(self._wrapped) < MOST:
             self.instruments.wrapped(module, inner, len(self._wrapped))
+            if self.auditor is not None:
+                self.auditor.wrapped(inner)
             self._wrapped.append(Evaluations(module, self._guard(self._at_evaluation)))
 
     def _at_evaluation(self, wrapped: Evaluations) -> None:
