@@ -19,6 +19,7 @@ from harness.watch.after_torch import AfterTorch
 from harness.watch.commands import COMMANDS
 from harness.watch.exit_codes import NOT_OBSERVED
 from harness.watch.outputs import Outputs
+from harness.watch.witness import leave_witness
 
 if TYPE_CHECKING:
     from harness.watch.watcher import Watcher
@@ -47,9 +48,11 @@ class Options:
     arguments: tuple[str, ...]
     quiet: bool
     folder: str | None
+    hang_timeout: float | None
     outputs: Outputs
     record: str | None
     nudge: int | None
+    audit_every: int | None
 
 
 def parse(arguments: Sequence[str]) -> Options:
@@ -79,6 +82,20 @@ def parse(arguments: Sequence[str]) -> Options:
         help="move every parameter by one rounding step before training; a recorded run that was "
         "nudged is the floor of `diff`",
     )
+    parser.add_argument(
+        "--audit",
+        type=every,
+        metavar="every=N",
+        help="replay every N-th update in one process, the first one included, and compare its "
+        "gradients with the synchronised ones",
+    )
+    parser.add_argument(
+        "--hang-timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help="end a run that is stuck for so long, with exit code 21, after saying why; if not "
+        "typed, it is said after 300 and torch's own time limit ends it",
+    )
     parser.add_argument("--quiet", action="store_true", help="speak only if something is wrong")
     parser.add_argument("--folder", help="a folder that all hosts share")
     parser.add_argument("script", help="the training script, a .py file")
@@ -89,10 +106,24 @@ def parse(arguments: Sequence[str]) -> Options:
         arguments=tuple(read.arguments),
         quiet=read.quiet,
         folder=read.folder,
+        hang_timeout=read.hang_timeout,
         outputs=Outputs(json=read.json, junit=read.junit, html=read.html).absolute(),
         record=read.record and str(Path(read.record).absolute()),
         nudge=read.nudge,
+        audit_every=read.audit,
     )
+
+
+def every(typed: str) -> int:
+    """Read `every=50`.
+
+    Raises:
+        argparse.ArgumentTypeError: with the form it must have.
+    """
+    word, _, number = typed.rpartition("=")
+    if word in ("", "every") and number.isdecimal() and int(number) > 0:
+        return int(number)
+    raise argparse.ArgumentTypeError(f"{typed!r} is not of the form every=N, such as every=50")
 
 
 def main() -> None:
@@ -101,6 +132,7 @@ def main() -> None:
         sys.exit(COMMANDS[sys.argv[1]](sys.argv[2:]))
     options = parse(sys.argv[1:])
     code = _compiled(options.script)
+    leave_witness()
     watch = _Watch(options)
     # Its own module under the name __main__, for good: what the script pickles, and what it
     # registers to run at exit, looks for it there.
@@ -124,7 +156,7 @@ def main() -> None:
         # Without the frames of this file, and through the hook that the script may have installed.
         trace = error.__traceback__ and error.__traceback__.tb_next
         sys.excepthook(type(error), error.with_traceback(trace), trace)
-        watch.close(1)
+        watch.close(1, error)
         sys.exit(1)
     sys.exit(watch.close(0))
 
@@ -135,13 +167,15 @@ class _Watch:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._watcher: Watcher | None = None
+        self._failed: str | None = None
         self._waiting = AfterTorch(self._begin)
 
-    def close(self, script_code: int) -> int:
+    def close(self, script_code: int, error: BaseException | None = None) -> int:
         """Let the watcher answer; return the exit code."""
         self._waiting.close()
         if self._watcher is None:
-            print("crossrank: could not observe: torch was not imported", file=sys.stderr)
+            why = self._failed or "torch was not imported"
+            print(f"crossrank: could not observe: {why}", file=sys.stderr)
             return script_code or NOT_OBSERVED
         from harness.watch.closing import close
 
@@ -150,6 +184,7 @@ class _Watch:
             script_code=script_code,
             quiet=self._options.quiet,
             outputs=self._options.outputs,
+            error=error,
         )
         if code and not script_code:
             self._watcher.wait_for_peers(PATIENCE)
@@ -159,7 +194,14 @@ class _Watch:
         try:
             from harness.watch.watcher import WATCHERS, Watcher
 
-            self._watcher = WATCHERS[os.getpid()] = Watcher(folder=self._options.folder)
+            self._watcher = WATCHERS[os.getpid()] = Watcher(
+                folder=self._options.folder, hang_timeout=self._options.hang_timeout
+            )
+            self._watcher.stall.outputs = self._options.outputs
+            if self._options.audit_every is not None:
+                from harness.watch.audit.auditor import Auditor
+
+                self._watcher.auditor = Auditor(self._watcher.context, self._options.audit_every)
             if self._options.record or self._options.nudge is not None:
                 from harness.watch.twin.recorder import Nudge, Recorder
 
@@ -168,7 +210,14 @@ class _Watch:
                 if self._options.nudge is not None:
                     Nudge(self._options.nudge)
         except Exception as error:
-            print(f"crossrank: could not begin to watch: {error!r}", file=sys.stderr)
+            self._failed = f"could not begin to watch: {error!r}"
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not seconds > 0:
+        raise argparse.ArgumentTypeError(f"{text} is no time to wait; type seconds, such as 60")
+    return seconds
 
 
 def _compiled(script: str) -> types.CodeType:
