@@ -66,7 +66,7 @@ class Modules:
         wanted = set(map(id, parameters))
         found: dict[int, Known] = {}
         naming: dict[int, nn.Module] = {}
-        for root in self._roots():
+        for root in self.roots():
             for name, parameter, wrapped, sharded in _walk(root):
                 key = id(parameter)
                 if key not in wanted:
@@ -85,7 +85,8 @@ class Modules:
             for key, about in found.items()
         }
 
-    def _roots(self) -> Iterator[nn.Module]:
+    def roots(self) -> Iterator[nn.Module]:
+        """Yield the modules that are alive, hold parameters and are part of no other."""
         alive = (reference() for reference in list(self._parents.values()))
         modules = [module for module in alive if module is not None]
         inner = {id(child) for module in modules for child in module.children()}

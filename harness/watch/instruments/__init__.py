@@ -9,6 +9,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.watch.instruments.backward import Backward
+from harness.watch.instruments.bookkeeping import Bookkeeping
 from harness.watch.instruments.context import Context, Instrument
 from harness.watch.instruments.forward import Forward
 from harness.watch.instruments.parameters import Held, Parameters
@@ -23,6 +24,7 @@ class Instruments:
         self._context = context
         self._backward = Backward(context)
         self._forward = Forward(context)
+        self._bookkeeping = Bookkeeping(context)
         self._wrappers = Wrappers(context)
         self._parameters = Parameters(context, self._wrappers.owners)
         self._forward.first_forward.append(self._wrappers.describe)
@@ -37,12 +39,14 @@ class Instruments:
         """Remove every hook."""
         for instrument in self._all:
             instrument.close()
+        self._bookkeeping.close()
 
     def wrapped(self, module: DistributedDataParallel, inner: torch.nn.Module, number: int) -> None:
         """Note that a module is being wrapped."""
         self._context.wrappers[number] = weakref.ref(module)
         self._context.safely("wrappers", self._wrappers.wrapped)(module, inner, number)
         self._forward.wrapped(module, inner, number)
+        self._bookkeeping.wrapped(module, number)
 
     def described(
         self, number: int, optimizer: torch.optim.Optimizer, update: int, held: Sequence[Held]
@@ -54,6 +58,7 @@ class Instruments:
 
     def before_update(self, number: int, optimizer: torch.optim.Optimizer, update: int) -> None:
         """Note that an optimizer is about to make an update."""
+        self._bookkeeping.before_update(number, optimizer, update)
         safely = self._context.safely
         safely("wrappers", self._wrappers.before_update)()
         safely("parameters", self._parameters.before_update)(number, update)
@@ -61,6 +66,7 @@ class Instruments:
     def after_update(self, number: int, optimizer: torch.optim.Optimizer, update: int) -> None:
         """Note that it has made it, and close the window between two updates."""
         self._backward.after_update(number, optimizer)
+        self._bookkeeping.after_update(number)
         safely = self._context.safely
         safely("parameters", self._parameters.after_update)(number, optimizer, update)
         window = self._context.window.take(number, update)

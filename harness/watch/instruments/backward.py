@@ -36,6 +36,12 @@ class _Gradient:
         # Whoever writes to a tensor raises its version.
         return None if gradient is None else (id(gradient), gradient._version)
 
+    def cleared_unseen(self) -> bool:
+        """Say whether it holds nothing but zeros: `grad.data.zero_()` raises no version."""
+        parameter = self.parameter()
+        gradient = None if parameter is None else parameter.grad
+        return gradient is not None and gradient.layout == torch.strided and not gradient.any()
+
 
 class Backward:
     """Observes `torch.autograd.backward`, through which `Tensor.backward` goes as well."""
@@ -76,7 +82,10 @@ class Backward:
             if wrapper is not None and not wrapper.require_backward_grad_sync:
                 window.count(f"backwards_without_sync of module {number}")
         for number, gradient in self._gradients.items():
-            window.add(f"gradients of optimizer {number}", gradient.state())
+            state, name = gradient.state(), f"gradients of optimizer {number}"
+            if state == "kept" and not window.has(name) and self._may_read(gradient):
+                state = "touched" if gradient.cleared_unseen() else state
+            window.add(name, state)
         if self._context.updates < ALL_OF:
             window.add("backward_at", call_site())
         loss = _scalar(tensors)
@@ -84,6 +93,11 @@ class Backward:
             loss.device.type == "cpu" or window.is_sparse(self._context.updates)
         ):
             window.add("losses", float(loss.detach()))
+
+    def _may_read(self, gradient: _Gradient) -> bool:
+        parameter = gradient.parameter()
+        sparse = self._context.window.is_sparse(self._context.updates)
+        return parameter is not None and (parameter.device.type == "cpu" or sparse)
 
     def _after(self, *_: Any, **__: Any) -> None:
         for gradient in self._gradients.values():

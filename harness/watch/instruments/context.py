@@ -51,6 +51,14 @@ class Window:
         """Set a value, such as that of the last one of many."""
         self._last[name] = value
 
+    def has(self, name: str) -> bool:
+        """Say whether a list has been begun."""
+        return name in self._values
+
+    def so_far(self) -> dict[str, int]:
+        """Return what was counted since the last update."""
+        return dict(self._counts)
+
     def is_sparse(self, update: int) -> bool:
         """Say whether this is one of the updates at which a look may cost something."""
         return update < 8 or update & (update - 1) == 0

@@ -1,0 +1,128 @@
+"""Clips that see other gradients than the update is made from."""
+
+from __future__ import annotations
+
+from harness.causes.across import each_rank, same, side_by_side
+from harness.causes.cause import Diagnosis, Strength, cause
+from harness.watch.evidence import Evidence
+from harness.watch.journal import Event
+
+_MOST_BOUND = 0.01
+"""A bound of more than this share of the loss scale was multiplied by it."""
+
+
+@cause(
+    family="clipping",
+    sees="Training depends on the number of GPUs as soon as clipping acts; replicas stay equal.",
+    why="Each rank clips its own gradient, and the average comes after: a mean of clipped "
+    "gradients is not the clipped mean.",
+    confirm="Print the norm that clip_grad_norm_ returns: it must be the same on all ranks.",
+    change="clip after the gradients are averaged, once per update",
+    fix="""
+loss.backward()                    # DDP averages here, unless inside no_sync
+if last_micro_batch:
+    clip_grad_norm_(model.parameters(), max_norm)
+    optimizer.step()
+""",
+)
+def clip_before_average(evidence: Evidence) -> Diagnosis | None:
+    """Recognise norms that differ between ranks where those of the updates do not."""
+    for side in side_by_side(evidence, "clip", "optimizer", "update"):
+        if not all(e.get("norm") and e["shards"] is None for e in side.values()):
+            continue
+        # Replicas that were averaged have the same bits.
+        if not same(e["norm"] for e in side.values()) or not same(
+            len(e["clips"]) for e in side.values()
+        ):
+            continue
+        first: Event = next(iter(side.values()))
+        for place, clip in enumerate(first["clips"]):
+            norms = {rank: event["clips"][place]["norm"] for rank, event in side.items()}
+            if clip["kind"] != "norm" or clip["sharded"] or None in norms.values():
+                continue
+            apart = max(norms.values()) - min(norms.values())
+            acts = clip["bound"] is not None and max(norms.values()) > clip["bound"]
+            if acts and apart > 1e-5 * max(norms.values()):
+                return Diagnosis(
+                    strength=Strength.PROVEN,
+                    because=(
+                        f"clip_grad_norm_ saw norm {each_rank(norms, '{:.4g}'.format)} and cut at "
+                        f"{clip['bound']:g}; the gradients of the update were the same on all",
+                    ),
+                    where=clip["at"],
+                    step=first["update"],
+                    explains=False,
+                )
+    return None
+
+
+@cause(
+    family="clipping",
+    sees="Almost nothing is learned with mixed precision and clipping, or only with Adam.",
+    why="The gradients still carry the loss scale when they are clipped, so that nearly all "
+    "exceed the bound; the scale is divided out afterwards.",
+    confirm="Print the norm that clip_grad_norm_ returns, and scaler.get_scale().",
+    change="call scaler.unscale_(optimizer) before clipping",
+    fix="""
+scaler.scale(loss).backward()
+scaler.unscale_(optimizer)
+clip_grad_norm_(model.parameters(), max_norm)
+scaler.step(optimizer)
+scaler.update()
+""",
+    reported=("milesial/Pytorch-UNet#468", "rwth-i6/returnn#1590", "pytorch/examples#1196"),
+)
+def clip_before_unscale(evidence: Evidence) -> Diagnosis | None:
+    """Recognise a clip between scale and unscale_, with a bound that is not scaled."""
+    for event in evidence.events("clip"):
+        for clip in event["clips"]:
+            scale, bound = clip["scale"], clip["bound"]
+            if not scale or scale <= 1.0 or bound is None or bound > _MOST_BOUND * scale:
+                continue
+            norm = clip["norm"]
+            saw = "" if norm is None else f"saw norm {norm:.4g}, {norm / scale:.4g} without it, "
+            return Diagnosis(
+                strength=Strength.PROVEN,
+                because=(
+                    f"the gradients carried the loss scale {scale:g} when they were clipped: the "
+                    f"clip {saw}and cut at {bound:g}",
+                ),
+                where=clip["at"],
+                step=event["update"],
+                explains=False,
+            )
+    return None
+
+
+@cause(
+    family="clipping",
+    sees="The logged gradient norm differs between ranks; clipping acts differently on each.",
+    why="Each rank has a part of the gradients, and torch.nn.utils.clip_grad_norm_ was given plain "
+    "tensors: it takes the norm of that part for the whole.",
+    confirm="Print the norm on each rank: it must be the same, and that of one process.",
+    change="clip with the FSDP wrapper's method, or pass the DTensors themselves",
+    fix="""
+model.clip_grad_norm_(max_norm)                            # FSDP1
+norm = clip_grad_norm_(model.parameters(), max_norm)       # fully_shard: parameters as they are
+norm = norm.full_tensor()                                  # for the log
+""",
+    reported=("pytorch/pytorch#72548", "pytorch/torchtitan#766"),
+)
+def clip_norm_of_shards(evidence: Evidence) -> Diagnosis | None:
+    """Recognise norms of parts: sharded parameters, and a plain result that differs."""
+    for side in side_by_side(evidence, "clip", "optimizer", "update"):
+        if not all(e.get("shards") for e in side.values()):
+            continue
+        clips = {rank: event["clips"][0] for rank, event in side.items()}
+        norms = {rank: clip["norm"] for rank, clip in clips.items()}
+        plain = all(c["kind"] == "norm" and not c["sharded"] for c in clips.values())
+        if plain and None not in norms.values() and not same(norms.values()):
+            first = next(iter(clips.values()))
+            return Diagnosis(
+                strength=Strength.PROVEN,
+                because=(f"clip_grad_norm_ of shards gave {each_rank(norms, '{:.4g}'.format)}",),
+                where=first["at"],
+                step=next(iter(side.values()))["update"],
+                explains=False,
+            )
+    return None

@@ -1,0 +1,54 @@
+"""Numbers in the log that are not what they are taken for."""
+
+from __future__ import annotations
+
+from harness.causes.across import each_rank, same
+from harness.causes.cause import Diagnosis, Strength, cause
+from harness.watch.evidence import Evidence
+from harness.watch.journal import Event
+
+
+@cause(
+    family="metrics",
+    sees="The score depends on the number of GPUs and on the batch size.",
+    why="Each rank, or each batch, is averaged first, and the averages are averaged again: those "
+    "over fewer samples weigh as much as the others.",
+    confirm="Add up numerator and denominator over all ranks, and divide once.",
+    change="all-reduce numerator and denominator, then divide",
+    fix="""
+both = torch.stack([correct.sum().double(), torch.tensor(float(count))])
+dist.all_reduce(both)
+accuracy = both[0] / both[1]
+""",
+    reported=("Lightning-AI/pytorch-lightning#4493", "PrimeIntellect-ai/prime-rl#1850"),
+)
+def mean_of_means(evidence: Evidence) -> Diagnosis | None:
+    """Note single numbers that are added up after an evaluation with unequal counts."""
+    for first in _evaluations(evidence, evidence.ranks[0]) if evidence.ranks else ():
+        counts = {
+            rank: event["count"]
+            for rank in evidence.ranks
+            for event in _evaluations(evidence, rank)
+            if (event["step"], event["loader"]) == (first["step"], first["loader"])
+        }
+        reduced = [
+            e for e in evidence.events("reduced", first["rank"]) if e["step"] == first["step"]
+        ]
+        single = [e for e in reduced if len(e["mine"]) == 1 and not e["mine"][0].is_integer()]
+        if len(counts) == len(evidence.ranks) and not same(counts.values()) and single:
+            return Diagnosis(
+                # It may be a sum, and the count may take another way.
+                strength=Strength.FACT,
+                because=(
+                    f"a single number was added up over ranks after an evaluation of "
+                    f"{each_rank(counts)} samples: if it is a mean, all ranks weigh the same",
+                ),
+                where=single[0]["at"],
+                step=first["step"],
+                explains=False,
+            )
+    return None
+
+
+def _evaluations(evidence: Evidence, rank: int) -> list[Event]:
+    return [e for e in evidence.events("pass", rank) if "count" in e and not e["updates"]]

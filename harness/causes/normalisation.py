@@ -1,0 +1,351 @@
+"""What losses are divided by: ranks and micro-batches that count for more than their share.
+
+Under DistributedDataParallel the gradient is the mean over ranks. It is that of one process if
+each unit, be it a sample or a token, has the same weight in its rank's loss as on any other rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from harness.causes.across import each_rank, side_by_side, usual
+from harness.causes.cause import Diagnosis, Strength, cause
+from harness.watch.evidence import Evidence
+from harness.watch.journal import Event
+
+_MATERIAL = 1.1
+"""Weights that differ by less, as in the last batch of an epoch, are not worth an alarm."""
+
+
+@dataclass(frozen=True)
+class Main:
+    """The main term of a loss: the first mean or sum whose units are counted."""
+
+    weight: float
+    count: float
+    factor: float
+    mean: bool
+    weighted: bool
+
+
+def main_term(window: Event, place: int = 0) -> Main | None:
+    """Return the main term of the loss of a backward pass, without a loss scale."""
+    losses = window.get("loss_terms", ())
+    if place >= len(losses):
+        return None
+    scales = window.get("loss_scales", ())
+    scale = scales[place] if place < len(scales) else 1.0
+    for _, weight, count, factor, mean, weighted in losses[place]:
+        if count:
+            return Main(weight / scale, count, factor / scale, mean, weighted)
+    return None
+
+
+def _averaged(evidence: Evidence) -> bool:
+    """Say whether torch averages the gradients over all ranks, and nobody put in a hook."""
+    wraps = list(evidence.events("inputs"))
+    group = set(range(evidence.world_size))
+    return (
+        evidence.world_size > 1
+        and bool(wraps)
+        and all(set(e.get("averages", ())) == group and not e.get("hooks") for e in wraps)
+    )
+
+
+def _ratio(values: Mapping[int, float]) -> float:
+    least, most = min(map(abs, values.values())), max(map(abs, values.values()))
+    return most / least if least else 1.0
+
+
+@dataclass(frozen=True)
+class Uneven:
+    """Updates in which units weigh more on one rank than on another."""
+
+    first: Mapping[int, Main]
+    window: Event
+    rows: Mapping[int, int]
+    times: int
+    looks: int
+
+    def diagnosis(self, counted: str) -> Diagnosis:
+        """Say what was counted, and what it does to the weights."""
+        counts = {rank: main.count for rank, main in self.first.items()}
+        ratio = _ratio({rank: main.weight for rank, main in self.first.items()})
+        return Diagnosis(
+            strength=Strength.LIKELY,
+            because=(
+                f"the loss is a mean over {each_rank(counts, '{:g}'.format)} {counted}, and ranks "
+                f"are averaged alike: one weighs up to {ratio:.3g} times as much as another "
+                f"({self.times} of {self.looks} updates)",
+            ),
+            where=next(iter(self.window.get("backward_at", ())), None),
+            step=self.window["update"],
+            explains=False,
+        )
+
+
+def _uneven(evidence: Evidence) -> Uneven | None:
+    if not _averaged(evidence):
+        return None
+    found: list[tuple[dict[int, Main], Event]] = []
+    looks = 0
+    for side in side_by_side(evidence, "update", "optimizer", "update"):
+        mains = {rank: main_term(window) for rank, window in side.items()}
+        known = {rank: main for rank, main in mains.items() if main is not None}
+        if len(known) < len(side) or any(main.weighted for main in known.values()):
+            continue
+        looks += 1
+        means = all(main.mean for main in known.values())
+        if means and _ratio({r: m.weight for r, m in known.items()}) > _MATERIAL:
+            found.append((known, side[evidence.ranks[0]]))
+    if len(found) < 2 or 2 * len(found) < looks:
+        return None
+    first, window = found[0]
+    rows = {
+        event["rank"]: next(iter(event.get("rows", ())), 0)
+        for event in evidence.events("update")
+        if event["update"] == window["update"] and event["optimizer"] == window["optimizer"]
+    }
+    return Uneven(first, window, rows, len(found), looks)
+
+
+@cause(
+    family="normalisation",
+    sees="N ranks do not train like one process on text of varying length; replicas are equal.",
+    why="Each rank divides by the number of its own tokens, and ranks are averaged with equal "
+    "weight: a token on a rank with few of them counts for more.",
+    confirm="Run with --audit: the gradient of one process on all tokens is another one.",
+    change="sum the loss, and divide by the tokens of all ranks over world_size",
+    fix="""
+tokens = (labels != ignore_index).sum()
+dist.all_reduce(tokens)
+loss = cross_entropy(logits, labels, reduction="sum") * world_size / tokens
+""",
+    reported=("huggingface/transformers#34242", "huggingface/transformers#34191"),
+)
+def token_count_local(evidence: Evidence) -> Diagnosis | None:
+    """Recognise means over unequal numbers of tokens: several of them to a row."""
+    uneven = _uneven(evidence)
+    if uneven is None or not _more_than_rows(uneven):
+        return None
+    return uneven.diagnosis("labels")
+
+
+@cause(
+    family="normalisation",
+    sees="N ranks do not train like one process where some labels are ignored; replicas are equal.",
+    why="Each rank divides by the number of its own valid labels, and ranks are averaged with "
+    "equal weight.",
+    confirm="Run with --audit: the gradient of one process on all labels is another one.",
+    change="sum the loss, and divide by the valid labels of all ranks over world_size",
+    fix="""
+valid = (labels != ignore_index).sum()
+dist.all_reduce(valid)
+loss = cross_entropy(logits, labels, reduction="sum") * world_size / valid
+""",
+)
+def valid_count_mean(evidence: Evidence) -> Diagnosis | None:
+    """Recognise means over unequal numbers of labels, of batches of equal size."""
+    uneven = _uneven(evidence)
+    if uneven is None or _more_than_rows(uneven) or len(set(uneven.rows.values())) > 1:
+        return None
+    return uneven.diagnosis("valid labels")
+
+
+@cause(
+    family="normalisation",
+    sees="The result depends on how samples are spread over ranks; replicas are equal.",
+    why="Every rank's mean has the weight 1/N in the average, whatever the size of its batch.",
+    confirm="Run with --audit: the gradient of one process on the whole batch is another one.",
+    change="weight each rank's loss by its share of the global batch",
+    fix="""
+size = torch.tensor(float(len(x)))
+dist.all_reduce(size)
+loss = criterion(model(x), y) * len(x) * world_size / size
+""",
+    reported=("pytorch/pytorch#67253", "pytorch/pytorch#37359"),
+)
+def unequal_batches_equal_weight(evidence: Evidence) -> Diagnosis | None:
+    """Recognise means over batches of unequal size."""
+    uneven = _uneven(evidence)
+    if uneven is None or _more_than_rows(uneven) or len(set(uneven.rows.values())) < 2:
+        return None
+    return uneven.diagnosis("samples")
+
+
+def _more_than_rows(uneven: Uneven) -> bool:
+    # With batches of equal size it is not the batches; several units to a row are tokens.
+    unequal_rows = len(set(uneven.rows.values())) > 1
+    more = all(m.count > uneven.rows.get(rank, 0) for rank, m in uneven.first.items())
+    per_row = {m.count / max(1, uneven.rows.get(r, 0)) for r, m in uneven.first.items()}
+    return more and not (unequal_rows and len(per_row) == 1)
+
+
+def _micro_batches(window: Event) -> list[Main]:
+    mains = [main_term(window, place) for place in range(len(window.get("loss_terms", ())))]
+    return [main for main in mains if main is not None]
+
+
+@cause(
+    family="normalisation",
+    sees="Batch 32 and 32 micro-batches of 1 give different curves; replicas are equal.",
+    why="A mean of means is no mean: each micro-batch is divided by its own count, and all of them "
+    "weigh the same.",
+    confirm="Run with --audit: the gradient of the window as one batch is another one.",
+    change="sum the losses, and divide by the count of the whole window",
+    fix="""
+count = sum((labels != ignore_index).sum() for _, labels in window)
+for inputs, labels in window:
+    loss = cross_entropy(model(inputs), labels, reduction="sum") / count
+    loss.backward()
+""",
+    reported=("pytorch/torchtune#1875", "huggingface/transformers#34191"),
+)
+def accumulation_normalisation(evidence: Evidence) -> Diagnosis | None:
+    """Recognise micro-batches of one update with unequal counts, each a mean."""
+    for rank in evidence.ranks:
+        updates = list(evidence.updates(rank))
+        if len({u["optimizer"] for u in updates}) != 1:
+            continue
+        windows = [(u, _micro_batches(u)) for u in updates if u.get("backwards", 0) > 1]
+        windows = [(u, mains) for u, mains in windows if len(mains) > 1]
+        uneven = [
+            (u, mains)
+            for u, mains in windows
+            if all(m.mean and not m.weighted for m in mains)
+            and _ratio(dict(enumerate(m.factor for m in mains))) < 1.001
+            and _ratio(dict(enumerate(m.weight for m in mains))) > _MATERIAL
+        ]
+        if len(uneven) < 2 or 2 * len(uneven) < len(windows):
+            continue
+        window, mains = uneven[0]
+        counts = ", ".join(f"{main.count:g}" for main in mains)
+        ratio = _ratio(dict(enumerate(m.weight for m in mains)))
+        return Diagnosis(
+            strength=Strength.LIKELY,
+            because=(
+                f"the micro-batches of an update have means over {counts}, and the same factor: "
+                f"one unit weighs up to {ratio:.3g} times as much as another ({len(uneven)} of "
+                f"{len(windows)} updates)",
+            ),
+            where=next(iter(window.get("backward_at", ())), None),
+            step=window["update"],
+            explains=False,
+        )
+    return None
+
+
+@cause(
+    family="normalisation",
+    sees="The last update of an epoch is too small.",
+    why="The last window has fewer micro-batches, and each is still divided by the full number.",
+    confirm="Print the number of micro-batches before each update, and the divisor.",
+    change="divide by the number of micro-batches that the window has",
+    fix="""
+left = len(loader) % accumulation
+size = left if left and index >= len(loader) - left else accumulation
+(loss / size).backward()
+""",
+)
+def accumulation_tail_window(evidence: Evidence) -> Diagnosis | None:
+    """Recognise a shorter window whose losses have the factor of a full one."""
+    for rank in evidence.ranks:
+        updates = [u for u in evidence.updates(rank) if u.get("backwards")]
+        full = usual([u["backwards"] for u in updates], share=0.5)
+        if full is None or full < 2 or len({u["optimizer"] for u in updates}) != 1:
+            continue
+        for window in updates:
+            mains = _micro_batches(window)
+            divided = mains and all(m.mean and abs(m.factor * full - 1) < 1e-5 for m in mains)
+            if window["backwards"] < full and divided:
+                return Diagnosis(
+                    strength=Strength.LIKELY,
+                    because=(
+                        f"update {window['update']} is made of {window['backwards']} "
+                        f"micro-batches, each divided by {full}",
+                    ),
+                    where=next(iter(window.get("backward_at", ())), None),
+                    step=window["update"],
+                    explains=False,
+                )
+    return None
+
+
+def _factors(evidence: Evidence, wanted: float) -> tuple[int, Event] | None:
+    """Return how many updates have a mean times a factor as their loss, and one of them."""
+    if not _averaged(evidence):
+        return None
+    found = []
+    looks = 0
+    for window in evidence.updates(evidence.ranks[0]):
+        mains = _micro_batches(window)
+        if not mains or window.get("backwards") != 1:
+            continue
+        looks += 1
+        if mains[0].mean and abs(mains[0].factor / wanted - 1) < 1e-6:
+            found.append(window)
+    return (len(found), found[0]) if len(found) >= 2 and len(found) == looks else None
+
+
+def _scaled(evidence: Evidence, wanted: float, said: str) -> Diagnosis | None:
+    found = _factors(evidence, wanted)
+    if found is None:
+        return None
+    times, window = found
+    because = [
+        f"the loss of each rank is its mean {said} {evidence.world_size}, at all {times} updates "
+        "that were looked at, and DDP averages over ranks besides"
+    ]
+    strength = Strength.LIKELY
+    rate = next(iter(evidence.events("rate")), None)
+    if rate is not None and rate["made_with"] and rate["lr"]:
+        taken_back = rate["made_with"] / rate["lr"]
+        if abs(taken_back / wanted - 1) < 1e-6:
+            because.append(f"the learning rate was set to 1/{taken_back:g} of the one it had")
+            strength = Strength.FACT
+    return Diagnosis(
+        strength=strength,
+        because=tuple(because),
+        where=next(iter(window.get("backward_at", ())), None),
+        step=window["update"],
+        explains=False,
+    )
+
+
+@cause(
+    family="normalisation",
+    sees="N GPUs train as with N times the learning rate; replicas are equal.",
+    why="DDP averages gradients already; the factor comes on top. Adam divides it out, a clip "
+    "before Adam does not.",
+    confirm="Run with --audit: the gradient is N times that of one process.",
+    change="drop the factor world_size, or say in a comment that it is wanted",
+    fix="""
+loss = criterion(model(x), y)      # DDP averages over ranks
+loss.backward()
+""",
+    reported=("neuralmagic/sparseml#135", "IrvingMeng/MagFace#12"),
+)
+def loss_scaled_by_world(evidence: Evidence) -> Diagnosis | None:
+    """Recognise a local mean times the number of ranks."""
+    return _scaled(evidence, float(evidence.world_size), "times")
+
+
+@cause(
+    family="normalisation",
+    sees="N GPUs train as with the learning rate over N; more GPUs, worse results.",
+    why="The loss is divided by the number of ranks, for the log or out of caution, and DDP "
+    "divides the gradients by it once more.",
+    confirm="Run with --audit: the gradient is 1/N of that of one process.",
+    change="run backward on the loss itself, and log a detached copy",
+    fix="""
+loss.backward()
+logged = loss.detach().clone()
+dist.all_reduce(logged)
+logged /= world_size
+""",
+    reported=("sanderwood/bgpt#5", "facebookresearch/3detr#56"),
+)
+def loss_divided_by_world(evidence: Evidence) -> Diagnosis | None:
+    """Recognise a local mean over the number of ranks."""
+    return _scaled(evidence, 1.0 / max(1, evidence.world_size), "divided by")

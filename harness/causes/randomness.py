@@ -1,0 +1,109 @@
+"""Random numbers that are equal on all ranks where they should differ."""
+
+from __future__ import annotations
+
+from harness.causes.across import Side, averages, same, side_by_side
+from harness.causes.cause import Diagnosis, Strength, cause
+from harness.watch.evidence import Evidence
+
+_DEVICES = ("torch", "cuda")
+"""The generators that layers draw from."""
+
+
+def _same_masks(evidence: Evidence) -> list[Side]:
+    """Return the looks at which layers drew the same numbers on all ranks, if it is all of them."""
+    looks = [
+        side
+        for side in side_by_side(evidence, "inputs", "module", "update")
+        if all(averages(e, evidence) and e["random"] for e in side.values())
+    ]
+    drawn = [
+        (side, name)
+        for side in looks
+        for name in _DEVICES
+        if all(e["before"].get(name) != e["after"].get(name) for e in side.values())
+    ]
+    alike = all(same(e["before"].get(name) for e in side.values()) for side, name in drawn)
+    return [side for side, _ in drawn] if alike else []
+
+
+def _restored_everywhere(evidence: Evidence) -> str | None:
+    """Return where all ranks set the same state of a generator, or None."""
+    states = {
+        rank: [(e["state"], e["at"]) for e in evidence.events("restored", rank)]
+        for rank in evidence.ranks
+    }
+    if not all(states.values()):
+        return None
+    common = set.intersection(*({state for state, _ in own} for own in states.values()))
+    return next((at for state, at in states[evidence.ranks[0]] if state in common), None)
+
+
+def _drawing(looks: list[Side]) -> str:
+    kinds = next(iter(looks[0].values()))["random"]
+    return (
+        f"{', '.join(kinds)} drew from the same state of the generator on all ranks, at each of "
+        f"the {len(looks)} updates that were looked at"
+    )
+
+
+@cause(
+    family="randomness",
+    sees="Nothing fails; regularisation is weaker than on one GPU.",
+    why="All ranks were given the same seed, so that dropout drops the same units for the sample "
+    "at the same place of each rank's batch.",
+    confirm="Print torch.rand(1) on each rank before the first forward pass: it must differ.",
+    change="seed with seed + rank once the model is made",
+    fix="""
+torch.manual_seed(seed)            # equal weights
+model = DDP(build())
+torch.manual_seed(seed + rank)     # from here on randomness of its own
+""",
+    reported=("huggingface/transformers#31412", "facebookresearch/fastMRI#123"),
+)
+def rng_not_decorrelated(evidence: Evidence) -> Diagnosis | None:
+    """Recognise dropout with the same random state on all ranks."""
+    looks = _same_masks(evidence)
+    if not looks or _restored_everywhere(evidence) is not None:
+        return None
+    return Diagnosis(strength=Strength.PROVEN, because=(_drawing(looks),), explains=False)
+
+
+@cause(
+    family="randomness",
+    sees="After a resume all ranks drop the same units, and augment alike.",
+    why="The checkpoint holds the random state of one rank, and every rank restores it.",
+    confirm="Print torch.rand(1) on each rank after the restore: it must differ.",
+    change="save and restore a random state for each rank",
+    fix="""
+states = [None] * world_size
+dist.all_gather_object(states, torch.get_rng_state())      # when saving
+torch.set_rng_state(checkpoint["rng"][rank])               # when loading
+""",
+    reported=("huggingface/transformers#11582", "huggingface/transformers#17032"),
+)
+def rng_restored_from_rank0(evidence: Evidence) -> Diagnosis | None:
+    """Recognise the same random state restored on all ranks, and dropout that draws from it."""
+    at = _restored_everywhere(evidence)
+    if evidence.world_size < 2 or at is None:
+        return None
+    began = min(e["step"] for e in evidence.events("restored"))
+    looks = [
+        side
+        for side in side_by_side(evidence, "inputs", "module", "update")
+        if all(e["update"] >= began and averages(e, evidence) for e in side.values())
+    ]
+    drawn = [
+        side
+        for side in looks
+        if all(e["before"]["torch"] != e["after"]["torch"] and e["random"] for e in side.values())
+    ]
+    if not drawn or not all(same(e["before"]["torch"] for e in s.values()) for s in drawn):
+        return None
+    return Diagnosis(
+        strength=Strength.PROVEN,
+        because=("all ranks set the same state of torch's generator", _drawing(drawn)),
+        where=at,
+        step=began,
+        explains=False,
+    )

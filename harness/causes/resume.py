@@ -1,0 +1,51 @@
+"""Runs that go on from a checkpoint without all that it holds."""
+
+from __future__ import annotations
+
+from harness.causes.cause import Diagnosis, Strength, cause
+from harness.watch.evidence import Evidence
+
+
+@cause(
+    family="resume",
+    sees="The loss jumps after a resume, and takes long to come back.",
+    why="Momentum and second moments begin at zero again, with a learning rate that is meant for "
+    "a run in full swing.",
+    confirm="Print the norm of the optimizer state before saving and after loading.",
+    change="load the state into the optimizer that makes the updates, on every rank",
+    fix="""
+model.load_state_dict(checkpoint["model"])
+optimizer = torch.optim.AdamW(model.parameters(), ...)
+optimizer.load_state_dict(checkpoint["optimizer"])     # on every rank
+""",
+    reported=("KempnerInstitute/KempnerForge#115", "wenet-e2e/wenet#2619"),
+)
+def optimizer_state_lost(evidence: Evidence) -> Diagnosis | None:
+    """Recognise a checkpoint whose optimizer state fits the new optimizer and went nowhere."""
+    lost = {event["rank"]: event for event in evidence.events("not_resumed")}
+    if not lost:
+        return None
+    some = tuple(rank for rank in lost if len(lost) < len(evidence.ranks))
+    first = next(iter(lost.values()))
+    number = first["optimizer"]
+    because = [
+        f"the checkpoint that the model came from holds the state of {first['entries']} parameters "
+        f"for a {first['class']} with the same settings; optimizer {number} begins without it"
+    ]
+    other = first.get("loaded_into_another")
+    if other is not None:
+        because.append(f"the state was loaded into another {other}, which makes no updates")
+    if some:
+        with_state = [r for r in evidence.ranks if r not in lost]
+        because.append(f"it was loaded on {', '.join(f'rank {rank}' for rank in with_state)}")
+    # Whoever means to start afresh from a checkpoint seldom takes over all of its settings.
+    sure = bool(some) or other is not None
+    return Diagnosis(
+        strength=Strength.PROVEN if sure else Strength.LIKELY,
+        because=tuple(because),
+        where=first["model_loaded_at"],
+        step=first["step"],
+        ranks=some,
+        # On some ranks only, it is what makes the replicas part.
+        explains=bool(some),
+    )

@@ -1,0 +1,102 @@
+"""What is loaded from checkpoints: an optimizer state that was there and went nowhere."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from harness.watch.instruments.call_site import call_site
+from harness.watch.instruments.context import Context
+from harness.watch.instruments.patches import Patches
+
+MOST = 16
+_DEPTH = 3
+
+
+class Checkpoints:
+    """Observes `torch.load` and `load_state_dict` of modules and optimizers."""
+
+    def __init__(self, context: Context) -> None:
+        """Put functions around torch's own."""
+        self._context = context
+        self._patches = Patches()
+        self._saved: list[dict[str, Any]] = []
+        """Optimizer states that came out of files, as far as they are compared."""
+        self._restored: list[weakref.ref[Optimizer]] = []
+        self._modules = 0
+        self._at: str | None = None
+        safely, around = context.safely, self._patches.around
+        around(torch, "load", after=safely("checkpoints", self._read))
+        around(Optimizer, "load_state_dict", after=safely("checkpoints", self._optimizer_loaded))
+        around(torch.nn.Module, "load_state_dict", after=safely("checkpoints", self._module_loaded))
+
+    def close(self) -> None:
+        """Put torch's own functions back."""
+        self._patches.close()
+
+    def before_update(self, number: int, optimizer: Optimizer, update: int) -> None:
+        """At the first update of an optimizer, see whether a state that fits it was left out."""
+        if update or not self._saved or not self._modules:
+            return
+        restored = [one for reference in self._restored if (one := reference()) is not None]
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        event: dict[str, Any] = {"optimizer": number, "class": type(optimizer).__name__}
+        if any(one is optimizer for one in restored):
+            self._context.journal.write("resumed", **event)
+            return
+        for one in restored:
+            if any(id(p) in held for group in one.param_groups for p in group["params"]):
+                event["loaded_into_another"] = type(one).__name__
+        mine = _about(optimizer.state_dict())
+        fits = [one for one in self._saved if one["settings"] == mine["settings"]]
+        if fits and not mine["entries"]:
+            event |= {"entries": fits[-1]["entries"], "model_loaded_at": self._at}
+            self._context.journal.write("not_resumed", **event)
+
+    def _read(self, content: Any, *_: Any, **__: Any) -> None:
+        for state in _states(content, _DEPTH):
+            if len(self._saved) < MOST:
+                self._saved.append(_about(state))
+
+    def _optimizer_loaded(self, _: None, optimizer: Optimizer, *__: Any, **___: Any) -> None:
+        if len(self._restored) < MOST:
+            self._restored.append(weakref.ref(optimizer))
+
+    def _module_loaded(self, _: Any, module: Any, *__: Any, **___: Any) -> None:
+        if self._saved:
+            self._modules += 1
+            self._at = call_site()
+
+
+def _states(content: Any, depth: int) -> list[dict[str, Any]]:
+    """Return the optimizer states in what was loaded, those that hold something."""
+    if isinstance(content, dict):
+        if {"state", "param_groups"} <= content.keys():
+            return [content] if content["state"] else []
+        parts = list(content.values())
+    elif isinstance(content, list | tuple):
+        parts = list(content)
+    else:
+        return []
+    return [found for p in parts[:64] for found in _states(p, depth - 1)] if depth else []
+
+
+def _about(state: dict[str, Any]) -> dict[str, Any]:
+    """Return what two optimizers have in common if one goes on where the other stopped."""
+    settings = [
+        {
+            # A schedule changes the rate, and keeps the one it began with.
+            "lr": _number(group.get("initial_lr", group.get("lr"))),
+            "names": sorted(k for k in group if k not in ("initial_lr", "param_names")),
+            "parameters": len(group["params"]),
+        }
+        for group in state["param_groups"]
+    ]
+    return {"settings": settings, "entries": len(state["state"])}
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

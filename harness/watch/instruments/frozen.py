@@ -1,0 +1,57 @@
+"""Normalisation layers whose parameters are frozen while their running statistics move."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from harness.watch.instruments.context import Context
+
+MOST = 64
+
+
+class Frozen:
+    """Compares running statistics between some of the updates."""
+
+    def __init__(self, context: Context) -> None:
+        """Look from the first update on."""
+        self._context = context
+        self._before: dict[str, float] = {}
+        self._said = False
+
+    def close(self) -> None:
+        """Nothing was put in place."""
+
+    def before_update(self, optimizer: Optimizer) -> None:
+        """Look, at some of the updates."""
+        if self._said or not self._context.window.is_sparse(self._context.updates):
+            return
+        updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        now: dict[str, float] = {}
+        for root in self._context.modules.roots():
+            if any(id(p) in updated for p in root.parameters()):
+                now |= _frozen(root)
+        moved = [name for name, value in now.items() if self._before.get(name, value) != value]
+        self._before |= now
+        if moved:
+            self._said = True
+            self._context.journal.write("frozen", moved=moved[:4], count=len(moved))
+
+
+def _frozen(root: nn.Module) -> dict[str, float]:
+    """Return a number for the statistics of each layer that is frozen and in training mode."""
+    found: dict[str, float] = {}
+    for name, module in root.named_modules():
+        own: dict[str, Any] = module._parameters
+        mean = module._buffers.get("running_mean")
+        if not module.training or mean is None or len(found) >= MOST:
+            continue
+        weights = [p for p in own.values() if p is not None]
+        if weights and not any(p.requires_grad for p in weights):
+            spread = module._buffers.get("running_var")
+            both = torch.stack([t.double().sum() for t in (mean, spread) if t is not None])
+            found[name.removeprefix("module.")] = float(both.sum())
+    return found

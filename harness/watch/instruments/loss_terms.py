@@ -1,0 +1,125 @@
+"""What a loss is made of: read from the graph that autograd has recorded, which changes nothing.
+
+The graph says what a mean was divided by, which labels were ignored and which factors followed,
+for functional losses and modules alike; where it leads into the model the reading stops.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import torch
+
+MOST_NODES = 48
+MOST_TERMS = 8
+_NO, _MEAN, _SUM = 0, 1, 2
+"""How torch numbers reductions."""
+_THROUGH = (
+    "ToCopy",
+    "View",
+    "UnsafeView",
+    "Squeeze",
+    "Unsqueeze",
+    "ReshapeAlias",
+    "Clone",
+    "Alias",
+    "Stack",
+    "Cat",
+    "Add",
+    "Sub",
+    "Where",
+)
+
+
+@dataclass(frozen=True)
+class Term:
+    """A sum of losses of single units, such as tokens or samples."""
+
+    name: str
+    """The node of the graph in which it ends."""
+    weight: float
+    """Factor of each unit's loss in the loss that backward starts from."""
+    count: float | None
+    """How many units there are; None if the graph does not say."""
+    factor: float
+    """What a mean was multiplied by; the same as the weight for a sum."""
+    mean: bool
+    weighted: bool
+    """Units have weights of their own, such as those of classes."""
+
+
+def terms(loss: torch.Tensor) -> list[tuple[Any, ...]]:
+    """Return the terms of a loss as JSON can hold them, at most a few."""
+    found: list[Term] = []
+    ahead: deque[tuple[Any, float]] = deque([(loss.grad_fn, 1.0)])
+    for _ in range(MOST_NODES):
+        if not ahead or len(found) >= MOST_TERMS:
+            break
+        node, factor = ahead.popleft()
+        if node is None:
+            continue
+        name = str(node.name()).rpartition("::")[2].partition("Backward")[0].lstrip("_")
+        if name in ("Mul", "Div"):
+            by = _scalar(node)
+            if by is not None and by != 0.0:
+                factor = factor * by if name == "Mul" else factor / by
+            elif by != 0.0:
+                found.append(Term(name, factor, None, factor, False, False))
+                continue
+        elif name == "Neg":
+            factor = -factor
+        elif name == "Mean" and int(getattr(node, "_saved_self_sym_numel", 0)) == 1:
+            pass
+        elif name not in _THROUGH:
+            found.append(_term(node, name, factor))
+            continue
+        ahead.extend((following, factor) for following, _ in node.next_functions)
+    return [astuple(term) for term in found if math.isfinite(term.weight)]
+
+
+def _term(node: Any, name: str, factor: float) -> Term:
+    if name == "Mean" and hasattr(node, "_saved_self_sym_numel"):
+        count = float(node._saved_self_sym_numel)
+        return Term(name, factor / count, count, factor, True, False)
+    if name == "Sum" and hasattr(node, "_saved_self_sym_sizes"):
+        count = float(math.prod(node._saved_self_sym_sizes))
+        return Term(name, factor, count, factor, False, False)
+    reduction = getattr(node, "_saved_reduction", None)
+    if reduction not in (_MEAN, _SUM):
+        return Term(name, factor, None, factor, False, False)
+    weighted = False
+    if name.startswith("NllLoss"):
+        total = _saved(node, "total_weight")
+        weighted = _saved(node, "weight") is not None
+        found = None if total is None else float(total)
+    else:
+        of = _saved(node, "self")
+        found = None if of is None else float(of.numel())
+    if reduction == _SUM:
+        return Term(name, factor, found, factor, False, weighted)
+    weight = factor / found if found else math.nan
+    return Term(name, weight, found, factor, True, weighted)
+
+
+def _scalar(node: Any) -> float | None:
+    """Return the number that a node multiplies or divides by, if it is one."""
+    if not hasattr(node, "_raw_saved_other"):
+        other = getattr(node, "_saved_other", None)
+        return float(other) if isinstance(other, int | float) else None
+    for name in ("other", "self"):
+        tensor = _saved(node, name)
+        # What a division keeps of the numerator is no factor.
+        if tensor is not None and (name == "other" or node.name().startswith("Mul")):
+            return float(tensor.detach()) if tensor.numel() == 1 else None
+    return None
+
+
+def _saved(node: Any, name: str) -> Any:
+    """Return a tensor that a node has kept; None where that would run a hook of the user's."""
+    raw = getattr(node, f"_raw_saved_{name}", None)
+    if raw is None or getattr(raw, "unpack_hook", None) is not None:
+        return None
+    return getattr(node, f"_saved_{name}", None)

@@ -1,0 +1,102 @@
+"""Which parameters belong to whom: to a module that trains, and to an optimizer.
+
+A parameter that gets gradients and is in no optimizer is not trained; one that an optimizer holds
+and no module has is trained for nothing.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from harness.watch.instruments.context import Context
+from harness.watch.instruments.patches import Patches
+
+MOST = 64
+AT = (0, 2, 16)
+"""Updates of an optimizer before which its parameters are counted."""
+_SHOWN = 4
+
+
+class Ownership:
+    """Counts at some of the first updates; costs nothing in between."""
+
+    def __init__(self, context: Context) -> None:
+        """Learn of every optimizer that is made, also of one that never makes an update."""
+        self._context = context
+        self._patches = Patches()
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._patches.around(Optimizer, "__init__", after=context.safely("optimizers", self._made))
+
+    def close(self) -> None:
+        """Put torch's own function back."""
+        self._patches.close()
+
+    def before_update(self, number: int, optimizer: Optimizer, update: int) -> None:
+        """Count."""
+        if update not in AT:
+            return
+        known = [known for reference in self._optimizers if (known := reference()) is not None]
+        optimized = {id(p) for one in (*known, optimizer) for p in _held(one)}
+        mine = list(_held(optimizer))
+        trained = [m for m in self._context.modules.roots() if _has_gradient(m)]
+        inside = {id(p): n for m in trained for n, p in m.named_parameters()}
+        # Without a gradient and in no module that trains.
+        stray = [p for p in mine if p.grad is None and id(p) not in inside]
+        orphans = {
+            id(p): (inside[id(p)], list(p.shape))
+            for m in trained
+            for p in m.parameters()
+            if p.grad is not None and id(p) not in optimized
+        }
+        ties = [tie for m in trained for tie in _broken_ties(m)]
+        if stray or orphans or ties:
+            self._context.journal.write(
+                "ownership",
+                optimizer=number,
+                update=update,
+                held=len(mine),
+                stray=len(stray),
+                orphans=len(orphans),
+                some_orphans=list(orphans.values())[:_SHOWN],
+                broken_ties=ties[:_SHOWN],
+            )
+
+    def _made(self, _: None, optimizer: Optimizer, *__: Any, **___: Any) -> None:
+        if len(self._optimizers) < MOST:
+            self._optimizers.append(weakref.ref(optimizer))
+
+
+def _held(optimizer: Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _has_gradient(module: nn.Module) -> bool:
+    return any(p.grad is not None for p in module.parameters())
+
+
+def _broken_ties(root: nn.Module) -> Iterator[list[str]]:
+    """Yield an embedding and an output layer with the same values in two places.
+
+    Two that were never tied are not equal by chance.
+    """
+    named = [
+        (name, module.weight)
+        for name, module in root.named_modules()
+        if isinstance(module, nn.Embedding | nn.Linear)
+    ]
+    tables = [(n, w) for n, w in named if isinstance(root.get_submodule(n), nn.Embedding)]
+    layers = [(n, w) for n, w in named if not isinstance(root.get_submodule(n), nn.Embedding)]
+    for name, table in tables:
+        for other, layer in layers:
+            alike = table is not layer and table.shape == layer.shape
+            if alike and type(table) is type(layer) is nn.Parameter and table.device.type == "cpu":
+                apart = table.data_ptr() != layer.data_ptr()
+                if apart and torch.equal(table, layer) and bool(table.ne(table[0, 0]).any()):
+                    yield [name, other]
