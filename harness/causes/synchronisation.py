@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from harness.causes.cause import Diagnosis, Strength, cause, listed
+from harness.causes.initial_state import structure_differs
 from harness.causes.unequal import Unequal, unequal_gradients
 from harness.watch.evidence import Evidence
 from harness.watch.journal import Event
@@ -360,42 +361,32 @@ def gradient_changed_on_one_rank(evidence: Evidence) -> Diagnosis | None:
 
 @cause(
     family="synchronisation",
-    sees="One rank leaves out a batch, an update or a micro-batch; from there on ranks train on "
-    "gradients of different batches, and the run hangs at its end.",
-    why="Collectives are paired by their order, not by their step. A rank that leaves out a "
-    "backward pass sends its next gradient while the others still send the one before.",
+    sees="One rank has other gradients than the rest in one update, and has made more or fewer "
+    "passes for it.",
+    why="An update that one rank leaves out, or a micro-batch more on one rank, leaves gradients of "
+    "other batches there. Every rank makes its own update, and nobody compares their numbers.",
     confirm="Count the backward passes and updates of each rank.",
-    change="decide together, before backward, whether a batch is left out",
+    change="decide together whether an update is made, and from how many micro-batches",
     fix="""
 bad = (~loss.isfinite()).int()
 dist.all_reduce(bad, op=dist.ReduceOp.MAX)     # one rank's trouble is everybody's
-if bad:
-    continue
+if not bad:
+    optimizer.step()
 """,
-    reported=(
-        "NVIDIA-NeMo/Automodel#2468",
-        "Lightning-AI/pytorch-lightning#5359",
-        "facebookresearch/mmf#1073",
-    ),
+    reported=("NVIDIA-NeMo/Automodel#2468", "facebookresearch/mmf#1073"),
 )
-def step_skipped_on_one_rank(evidence: Evidence) -> Diagnosis | None:
+def update_skipped_on_one_rank(evidence: Evidence) -> Diagnosis | None:
     """Recognise ranks whose passes before an update are not as many as those of the others."""
     unequal = unequal_gradients(evidence)
-    if unequal is not None:
-        return _other_counts(unequal)
-    if evidence.divergence is not None:
+    if unequal is None:
         return None
-    return _left_out(evidence)
-
-
-def _other_counts(unequal: Unequal) -> Diagnosis | None:
     counts = {r: (w.get("forwards", 0), w.get("backwards", 0)) for r, w in unequal.windows.items()}
     most = Counter(counts.values()).most_common(2)
     if len(most) < 2 or (most[0][1] == most[1][1] and len(counts) > 2):
         return None
     usual = most[0][0]
     if len(counts) == 2:
-        before = unequal.evidence.update(0, unequal.optimizer, unequal.step - 1) or {}
+        before = evidence.update(evidence.ranks[0], unequal.optimizer, unequal.step - 1) or {}
         usual = before.get("forwards", 0), before.get("backwards", 0)
     odd = [rank for rank, count in counts.items() if count != usual]
     if not odd or len(odd) == len(counts):
@@ -412,40 +403,6 @@ def _other_counts(unequal: Unequal) -> Diagnosis | None:
     )
 
 
-def _left_out(evidence: Evidence) -> Diagnosis | None:
-    """Recognise a rank that has made fewer updates, and forward passes without a backward pass."""
-    if len(evidence.ends) + len(evidence.stalls) < len(evidence.ranks):
-        return None
-    optimizers = {event["optimizer"] for event in evidence.events("update")}
-    for optimizer in sorted(optimizers):
-        made = {r: sum(1 for _ in evidence.updates(r, optimizer)) for r in evidence.ranks}
-        if len(set(made.values())) == 1:
-            continue
-        for rank in evidence.ranks:
-            for window in evidence.updates(rank, optimizer):
-                others = [
-                    other
-                    for of in evidence.ranks
-                    if of != rank
-                    and (other := evidence.update(of, optimizer, window["update"])) is not None
-                ]
-                idle = window.get("forwards", 0) - window.get("backwards", 0)
-                usual = [w.get("forwards", 0) - w.get("backwards", 0) for w in others]
-                if made[rank] < max(made.values()) and usual and idle > max(usual):
-                    return Diagnosis(
-                        strength=Strength.PROVEN,
-                        because=(
-                            f"{window.get('forwards', 0)} forward and "
-                            f"{window.get('backwards', 0)} backward passes before update "
-                            f"{window['update']}, and fewer updates than the other ranks in all",
-                        ),
-                        where=_first(window, "forward_at"),
-                        step=window["update"],
-                        ranks=(rank,),
-                    )
-    return None
-
-
 _BEFORE_BACKWARD_IS_OVER = (
     ddp_forward_bypassed,
     no_sync_wrong_half,
@@ -454,12 +411,13 @@ _BEFORE_BACKWARD_IS_OVER = (
     params_ignored,
     hooks_lost,
     unused_parameters,
-    step_skipped_on_one_rank,
+    update_skipped_on_one_rank,
 )
 
 
 def _otherwise_explained(evidence: Evidence) -> bool:
-    return any(rule(evidence) for rule in _BEFORE_BACKWARD_IS_OVER)
+    rules = (structure_differs, *_BEFORE_BACKWARD_IS_OVER)
+    return any(rule(evidence) for rule in rules)
 
 
 def _unless_all(ranks: list[int], unequal: Unequal) -> tuple[int, ...]:
