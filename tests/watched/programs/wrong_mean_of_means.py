@@ -34,6 +34,7 @@ class Meter:
 @torch.no_grad()
 def validate(net, x, y, fixed):
     meter = Meter(fixed)
+    net.eval()
     for inputs, target in zip(x.split(4), y.split(4), strict=True):
         meter.update(nn.functional.mse_loss(net(inputs), target).item(), len(inputs))
     return meter.compute()
