@@ -60,6 +60,8 @@ class Answer:
             lines += _titled("ranks", self.table.lines())
         if self.damage is not None:
             lines += _titled("damage", tree(self.damage))
+        if self.calls is not None:
+            lines += _titled("calls", self.calls.lines())
         lines += [f"  note     {note}" for note in self.notes]
         if self.kept is not None:
             lines.append(f"  kept     {self.kept}/watch.html")

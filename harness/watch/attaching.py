@@ -6,6 +6,7 @@ import atexit
 import multiprocessing
 import multiprocessing.util
 import os
+import sys
 
 import torch
 
@@ -40,7 +41,9 @@ def attach(
 
     def at_exit() -> None:
         if os.getpid() == process:
-            close(watcher, script_code=0, quiet=quiet)
+            # Python keeps here what it has printed a traceback of.
+            error = getattr(sys, "last_value", None)
+            close(watcher, script_code=0 if error is None else 1, quiet=quiet, error=error)
 
     if multiprocessing.parent_process() is None:
         atexit.register(at_exit)

@@ -11,15 +11,21 @@ from harness.watch.answer import Answer, ranks
 from harness.watch.damage import Damage, spread
 from harness.watch.divergence import Divergence, divergence, from_json, rank_local
 from harness.watch.evidence import Evidence
-from harness.watch.exit_codes import FAULT_FOUND, NOT_OBSERVED, NOTHING_FOUND
+from harness.watch.exit_codes import FAULT_FOUND, NOT_OBSERVED, NOTHING_FOUND, STOPPED
 from harness.watch.gathering import gather
 from harness.watch.outputs import Outputs
 from harness.watch.per_rank import RankTable, per_rank
+from harness.watch.stopping import calls_table, exit_code, has_stopped, symptom
 from harness.watch.watcher import Watcher, say
 
 
 def close(
-    watcher: Watcher, *, script_code: int, quiet: bool, outputs: Outputs | None = None
+    watcher: Watcher,
+    *,
+    script_code: int,
+    quiet: bool,
+    outputs: Outputs | None = None,
+    error: BaseException | None = None,
 ) -> int:
     """Write down how the script ended on this rank, answer if it is the last, return exit code.
 
@@ -27,7 +33,7 @@ def close(
     """
     failed: list[str] = []
     try:
-        given = answer(watcher, script_code=script_code)
+        given = answer(watcher, script_code=script_code, error=error)
         if given is not None:
             failed = (outputs or Outputs()).write(given)
             if given.kept is not None:
@@ -37,14 +43,26 @@ def close(
         say(f"the watcher could not give its answer: {type(error).__name__}: {error}")
         return script_code or NOT_OBSERVED
     if given is None:
+        if script_code:
+            # The launcher ends all ranks as soon as one has failed, also the one that answers.
+            watcher.stall.wait_for_answer()
         return script_code
     if not quiet or given.exit_code:
         say("\n".join([*given.lines(), *(f"  note     {one}" for one in failed)]))
+    if given.kept is not None and watcher.folder is not None:
+        watcher.folder.claim("said")
     return script_code or given.exit_code
 
 
-def answer(watcher: Watcher, *, script_code: int) -> Answer | None:
+def answer(
+    watcher: Watcher, *, script_code: int, error: BaseException | None = None
+) -> Answer | None:
     """Stop watching and write down how the script ended; return the answer on the last rank.
+
+    Args:
+        watcher: the watcher of this rank.
+        script_code: the exit code of the script.
+        error: what the script raised, if that is how it ended.
 
     Raises:
         OSError: the folder cannot be written.
@@ -59,8 +77,11 @@ def answer(watcher: Watcher, *, script_code: int) -> Answer | None:
         "optimizers": watcher.summary(),
         "notes": watcher.notes,
         "failed": watcher.failed,
+        **watcher.stall.ended(error),
     }
     folder.write(folder.end(watcher.rank), mine)
+    if script_code and not isinstance(error, KeyboardInterrupt):
+        watcher.stall.ask_others()
     ends = {rank: folder.read(folder.end(rank)) for rank in watcher.peers}
     missing = [rank for rank, end in ends.items() if end is None]
     if (missing and not script_code) or not folder.claim("answered"):
@@ -92,7 +113,7 @@ def _answer(
     diagnoses = tuple(diagnose(evidence))
     if what is not None or any(one.strength > Strength.FACT for one in diagnoses):
         return Answer(
-            exit_code=FAULT_FOUND,
+            exit_code=exit_code(evidence, diagnoses, FAULT_FOUND),
             first="",
             divergence=what,
             source=source,
@@ -101,6 +122,17 @@ def _answer(
             kept=str(watcher.folder.root),
             table=_table(evidence, diagnoses),
             damage=_damage(watcher, evidence),
+            calls=calls_table(evidence) if has_stopped(evidence) else None,
+        )
+    halted = symptom(evidence)
+    if halted is not None:
+        return Answer(
+            exit_code=STOPPED,
+            first=halted,
+            diagnoses=diagnoses,
+            notes=tuple(notes),
+            kept=str(watcher.folder.root),
+            calls=calls_table(evidence),
         )
     code, first = _nothing_found(watcher, ends, notes)
     return Answer(exit_code=code, first=first, diagnoses=diagnoses, notes=tuple(notes))

@@ -53,6 +53,18 @@ class Folder:
         """What a rank was doing when the run hung."""
         return self.root / f"rank{rank}.stall.json"
 
+    def calls(self, rank: int) -> Path:
+        """The last collectives of a rank, when it ended or the run hung."""
+        return self.root / f"rank{rank}.calls.json"
+
+    def last_call(self, rank: int) -> Path:
+        """The collective that a rank was about to call."""
+        return self.root / f"rank{rank}.last_call"
+
+    def gone(self, rank: int) -> Path:
+        """Written by another process, when a rank's process is gone without having ended."""
+        return self.root / f"rank{rank}.gone.json"
+
     def claim(self, what: str) -> bool:
         """Return True for the first rank that asks, and False for all others."""
         with contextlib.suppress(FileExistsError):

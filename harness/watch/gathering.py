@@ -8,7 +8,8 @@ from harness.watch.divergence import Divergence, rank_local
 from harness.watch.evidence import Evidence
 from harness.watch.exchange import Exchange
 from harness.watch.folder import Folder
-from harness.watch.journal import read_journal
+from harness.watch.journal import read_journal, read_last_call
+from harness.watch.pairing import first_unpaired, from_json
 
 
 def gather(
@@ -41,6 +42,10 @@ def gather(
     }
     ends = {rank: folder.read(folder.end(rank)) for rank in ranks}
     stalls = {rank: folder.read(folder.stall(rank)) for rank in ranks}
+    gone = {rank: folder.read(folder.gone(rank)) for rank in ranks}
+    written = {rank: folder.read(folder.calls(rank)) for rank in ranks}
+    calls = {rank: from_json(content) for rank, content in written.items() if content is not None}
+    last = {rank: read_last_call(folder.last_call(rank)) for rank in ranks}
     return Evidence(
         world_size=world_size,
         ranks=tuple(rank for rank, events in journals.items() if events),
@@ -50,4 +55,8 @@ def gather(
         parts={number: names for number, names in parts.items() if names},
         ends={rank: end for rank, end in ends.items() if end is not None},
         stalls={rank: stall for rank, stall in stalls.items() if stall is not None},
+        gone={rank: when for rank, when in gone.items() if when is not None},
+        calls=calls,
+        last_calls={rank: call for rank, call in last.items() if call is not None},
+        unpaired=first_unpaired(calls),
     )

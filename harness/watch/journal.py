@@ -82,3 +82,12 @@ def read_journal(path: Path) -> tuple[Event, ...]:
         except ValueError:
             continue
     return tuple(events)
+
+
+def read_last_call(path: Path) -> dict[str, Any] | None:
+    """Return what a rank was about to call when it last wrote, or None."""
+    try:
+        content = json.loads(path.read_bytes().partition(b"\n")[0])
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None

@@ -36,6 +36,7 @@ from harness.watch.instruments.context import Context
 from harness.watch.journal import Journal
 from harness.watch.layout import EVALUATION, GRADIENTS, PARAMETERS, index_of
 from harness.watch.modules import Modules
+from harness.watch.stall import Stall
 from harness.watch.stream import AVERAGING, Stream
 
 if TYPE_CHECKING:
@@ -65,8 +66,13 @@ class _Observed:
 class Watcher:
     """Observes all optimizers of this process."""
 
-    def __init__(self, *, folder: str | None = None) -> None:
-        """Register torch's global hooks; nothing else of the program is touched."""
+    def __init__(self, *, folder: str | None = None, hang_timeout: float | None = None) -> None:
+        """Register torch's global hooks; nothing else of the program is touched.
+
+        Args:
+            folder: one that all hosts share; the default is a temporary one of this host.
+            hang_timeout: seconds after which a run that is stuck is ended; None leaves it to torch.
+        """
         self._chosen = folder
         self.folder: Folder | None = None
         self.rank = 0
@@ -91,9 +97,11 @@ class Watcher:
             register_optimizer_step_pre_hook(self._guard(self._before_step)),
             register_optimizer_step_post_hook(self._guard(self._after_step)),
         ]
+        self.stall = Stall(self, hang_timeout)
 
     def close(self) -> None:
         """Remove the hooks."""
+        self.stall.close()
         self.context.closed = True
         if self.recorder is not None:
             self.recorder.close()

@@ -1,0 +1,318 @@
+"""Notices that this rank waits in vain, and writes down what it was doing; a thread that sleeps.
+
+It sends nothing and holds nothing that the program needs, so it can neither block nor pair with a
+collective. A rank that has waited for too long raises an alarm, a file in the folder; then all
+ranks write what they have called and where they are, and one of them gives the answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from harness.watch.collectives import (
+    Collectives,
+    place_of,
+    stack_of,
+    stack_of_error,
+    waits_in_torch,
+)
+from harness.watch.exit_codes import STOPPED
+from harness.watch.folder import Folder, process_began
+from harness.watch.gathering import gather
+from harness.watch.instruments.last_call import LastCall
+from harness.watch.instruments.patches import Patches
+from harness.watch.outputs import Outputs
+from harness.watch.stopping import answer_to_stop, is_stuck
+from harness.watch.witness import tell_witness
+
+if TYPE_CHECKING:
+    from harness.watch.watcher import Watcher
+
+TICK = 1.0
+"""Seconds between two looks."""
+USUAL = 300.0
+"""Seconds without progress after which a waiting rank says so, if nothing else was typed."""
+PART = 0.8
+"""And not more than this part of the time limit that torch itself has for the collective."""
+GRACE = 2.5
+"""Seconds in which the other ranks notice an alarm and write what they were doing."""
+
+ANSWERED = 10.0
+"""Seconds that the rank that answers may need for it."""
+
+
+class Stall:
+    """Watches over one rank."""
+
+    def __init__(self, watcher: Watcher, typed: float | None) -> None:
+        """Wait for the process group.
+
+        Args:
+            watcher: the watcher of this rank.
+            typed: seconds of --hang-timeout. If given, a run that is stuck is ended after the
+                answer; if not, it is left to torch's own time limit.
+        """
+        self.outputs = Outputs()
+        self._watcher = watcher
+        self._typed = typed
+        self._tick = TICK if typed is None else min(TICK, typed / 4)
+        self._collectives = Collectives()
+        self._last_call = LastCall(watcher.context)
+        self._patches = Patches()
+        self._main = threading.main_thread().ident or 0
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._progress: tuple[str, int] | None = None
+        self._since = self._moved = time.monotonic()
+        self._limit: float | None = None
+        self._looked = False
+        self._place: tuple[Any, ...] = ()
+        self._told: tuple[Any, ...] | None = None
+        self._alarmed: float | None = None
+        self._spoken = False
+        safely = watcher.context.safely
+        for owner in (torch.distributed, torch.distributed.distributed_c10d):
+            self._patches.around(
+                owner, "init_process_group", after=safely("hangs", lambda *_, **__: self.begin())
+            )
+            self._patches.around(
+                owner,
+                "destroy_process_group",
+                before=safely("hangs", lambda *_, **__: self._collectives.remember_groups()),
+            )
+        self._patches.around(os, "_exit", before=safely("exits", self._before_exit))
+        if torch.distributed.is_initialized():
+            safely("hangs", self.begin)()
+
+    def begin(self) -> None:
+        """Start to watch; the process group is there."""
+        watcher = self._watcher
+        watcher.meet()
+        if watcher.world_size == 1 or self._thread is not None or watcher.folder is None:
+            return
+        if not self._collectives.known:
+            watcher.note("this torch keeps no record of collectives: which have no partner is open")
+        self._last_call.open(watcher.folder.last_call(watcher.rank))
+        tell_witness(watcher.folder, watcher.peers, watcher.world_size)
+        self._thread = threading.Thread(target=self._watch, name="crossrank", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._over.set()
+        self._patches.close()
+        self._last_call.close()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=2 * TICK)
+
+    def ended(self, error: BaseException | None) -> dict[str, Any]:
+        """Write this rank's last collectives; return how its script ended, for the others."""
+        folder = self._watcher.folder
+        how: dict[str, Any] = {"time": time.time(), "error": None}
+        if error is not None:
+            how["error"] = {
+                "type": type(error).__name__,
+                "message": str(error)[:2000],
+                "stack": stack_of_error(error),
+            }
+        if folder is None or self._thread is None:
+            return how
+        with contextlib.suppress(OSError):
+            folder.stall(self._watcher.rank).unlink()
+        folder.write(folder.calls(self._watcher.rank), self._collectives.to_json())
+        return how
+
+    def ask_others(self) -> None:
+        """After a failure: let the others write what they are doing, if they still can."""
+        folder, rank = self._watcher.folder, self._watcher.rank
+        if folder is None or self._watcher.world_size == 1:
+            return
+        folder.claim("alarm")
+        deadline = time.monotonic() + GRACE
+        while time.monotonic() < deadline:
+            open_ = [peer for peer in self._watcher.peers if peer != rank and self._is_open(peer)]
+            if not open_:
+                return
+            time.sleep(0.02)
+
+    def wait_for_answer(self) -> None:
+        """After a failure: let the rank that gives the answer finish it."""
+        folder = self._watcher.folder
+        deadline = time.monotonic() + ANSWERED
+        while folder is not None and time.monotonic() < deadline:
+            answering = (folder.root / "answered.claimed").exists()
+            others = [peer for peer in self._watcher.peers if peer != self._watcher.rank]
+            if not answering or (folder.root / "said.claimed").exists():
+                return
+            if all(note_if_gone(folder, peer) for peer in others):
+                return
+            time.sleep(0.02)
+
+    def _is_open(self, peer: int) -> bool:
+        """Say whether nothing has come of a rank yet: no record, no end, and it is alive."""
+        folder = self._watcher.folder
+        assert folder is not None
+        if folder.stall(peer).exists() or folder.end(peer).exists():
+            return False
+        return not note_if_gone(folder, peer)
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._tick):
+            try:
+                self._look()
+            except Exception as error:
+                said = f"{type(error).__name__}: {error}"
+                self._watcher.note(f"no longer observed: hangs ({said})")
+                return
+
+    def _look(self) -> None:
+        folder, now = self._watcher.folder, time.monotonic()
+        assert folder is not None
+        progress = (self._collectives.progress(), self._watcher.context.updates)
+        if progress != self._progress:
+            self._progress, self._since, self._looked = progress, now, False
+        place = place_of(self._main)
+        if place != self._place:
+            self._place, self._moved = place, now
+        waiting = self._waits(now)
+        alarm = folder.root / "alarm.claimed"
+        if waiting and folder.claim("alarm"):
+            self._alarmed = now
+        if not alarm.exists():
+            if self._told is not None:
+                self._withdraw(folder)
+            return
+        if self._alarmed is None:
+            self._alarmed = now
+        if self._told is not None and self._told[1] and not waiting:
+            # What it was waiting for has come after all.
+            alarm.unlink(missing_ok=True)
+            self._withdraw(folder)
+            return
+        still = now - self._moved >= (self._typed or USUAL)
+        state = (progress, waiting, still)
+        if state != self._told:
+            self._tell(folder, state, now)
+        others = [peer for peer in self._watcher.peers if peer != self._watcher.rank]
+        if waiting and (
+            not any(self._is_open(peer) for peer in others) or now - self._alarmed > GRACE
+        ):
+            self._judge(folder)
+
+    def _waits(self, now: float) -> bool:
+        """Say whether the rank has waited in a collective for longer than it should have to."""
+        idle = now - self._since
+        if idle < self._tick:
+            return False
+        if not self._looked:
+            self._looked = True
+            self._limit = self._collectives.waits()
+        if self._typed is not None:
+            limit = self._typed
+        else:
+            limit = min(USUAL, PART * self._limit) if self._limit else USUAL
+        if idle < limit:
+            return False
+        if self._limit is not None:
+            return True
+        # Point-to-point messages and the store are not in the record.
+        unmoved = now - self._moved >= limit
+        return unmoved and waits_in_torch(sys._current_frames().get(self._main))
+
+    def _tell(self, folder: Folder, state: tuple[Any, ...], now: float) -> None:
+        rank = self._watcher.rank
+        if self._told is None or self._told[0] != state[0]:
+            folder.write(folder.calls(rank), self._collectives.to_json())
+        content = {
+            "time": time.time(),
+            "waiting": state[1],
+            "still": state[2],
+            "idle": now - self._since,
+            "stack": stack_of(sys._current_frames().get(self._main)),
+            "updates": self._watcher.context.updates,
+            "since_update": self._watcher.context.window.so_far(),
+        }
+        folder.write(folder.stall(rank), content)
+        self._told = state
+
+    def _withdraw(self, folder: Folder) -> None:
+        self._told = self._alarmed = None
+        folder.stall(self._watcher.rank).unlink(missing_ok=True)
+
+    def _judge(self, folder: Folder) -> None:
+        """Give the answer, on one rank, once it is sure that the run cannot go on."""
+        watcher = self._watcher
+        if self._typed is not None and (folder.root / "stopped.claimed").exists():
+            self._end()
+        evidence = gather(folder, watcher.peers, watcher.world_size)
+        if not is_stuck(evidence):
+            return
+        if self._typed is None:
+            if not self._spoken and folder.claim("hang-announced"):
+                answer = answer_to_stop(folder, watcher.peers, watcher.world_size)
+                say(f"{answer.headline} (type --hang-timeout SECONDS to end such a run)")
+            self._spoken = True
+        elif folder.claim("answered"):
+            answer = answer_to_stop(folder, watcher.peers, watcher.world_size)
+            failed = self.outputs.write(answer)
+            failed += Outputs(
+                json=f"{answer.kept}/watch.json", html=f"{answer.kept}/watch.html"
+            ).write(answer)
+            say("\n".join([*answer.lines(), *(f"  note     {one}" for one in failed)]))
+            folder.claim("said")
+            folder.claim("stopped")
+            self._end()
+
+    def _end(self) -> None:
+        """End a process whose main thread is stuck in a collective for ever."""
+        flushing = threading.Thread(target=_flush, daemon=True)
+        flushing.start()
+        # The stuck thread may be the one that holds the stream.
+        flushing.join(timeout=1)
+        os._exit(STOPPED)
+
+    def _before_exit(self, code: int = 0, *_: Any, **__: Any) -> None:
+        """Leave word before an exit that runs no handlers, so that it is no sudden death."""
+        folder = self._watcher.folder
+        if folder is not None and not folder.end(self._watcher.rank).exists():
+            content = {
+                "code": code,
+                "optimizers": self._watcher.summary(),
+                "notes": self._watcher.notes,
+                "failed": self._watcher.failed,
+                "time": time.time(),
+                "error": None,
+            }
+            folder.write(folder.end(self._watcher.rank), content)
+
+
+def note_if_gone(folder: Folder, rank: int) -> bool:
+    """Say whether the process of a rank of this host is gone, and leave word if it is."""
+    about = folder.read(folder.start(rank))
+    if not about or about["host"] != socket.gethostname() or not about["began"]:
+        return False
+    if process_began(about["pid"]) == about["began"]:
+        return False
+    if not folder.end(rank).exists() and not folder.gone(rank).exists():
+        folder.write(folder.gone(rank), {"time": time.time(), "pid": about["pid"]})
+    return True
+
+
+def say(text: str) -> None:
+    """Print on stderr in one piece."""
+    sys.stderr.write(f"crossrank: {text}\n")
+    sys.stderr.flush()
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
