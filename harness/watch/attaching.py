@@ -10,6 +10,7 @@ import sys
 
 import torch
 
+from harness.watch.audit.auditor import Auditor
 from harness.watch.closing import close
 from harness.watch.watcher import WATCHERS, Watcher
 
@@ -19,6 +20,7 @@ def attach(
     *more: torch.nn.Module | torch.optim.Optimizer,
     folder: str | None = None,
     quiet: bool = False,
+    audit_every: int | None = None,
 ) -> Watcher:
     """Watch from here on; call it on every rank, after the model and its optimizer are made.
 
@@ -30,13 +32,22 @@ def attach(
         more: further models; optimizers are accepted and need not be named.
         folder: one that all hosts share; the default is a temporary one of this host.
         quiet: say something only if something is wrong.
+        audit_every: audit every n-th update, the first one included: replay it in one process and
+            compare the gradients.
+
+    Raises:
+        ValueError: audit_every is less than 1.
     """
+    if audit_every is not None and audit_every < 1:
+        raise ValueError(f"audit_every is {audit_every}; it must be 1 or more, such as 50")
     models = [model, *(one for one in more if isinstance(one, torch.nn.Module))]
     process = os.getpid()
     if process in WATCHERS:
         WATCHERS[process].modules.add(*models)
         return WATCHERS[process]
     watcher = WATCHERS[process] = Watcher(folder=folder)
+    if audit_every is not None:
+        watcher.auditor = Auditor(watcher.context, audit_every)
     watcher.modules.add(*models)
 
     def at_exit() -> None:

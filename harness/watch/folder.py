@@ -65,6 +65,10 @@ class Folder:
         """Written by another process, when a rank's process is gone without having ended."""
         return self.root / f"rank{rank}.gone.json"
 
+    def audit(self, optimizer: int, update: int, rank: int) -> Path:
+        """What a rank contributes to the audit of an update."""
+        return self.root / f"audit.optimizer{optimizer}.update{update}.rank{rank}.pt"
+
     def claim(self, what: str) -> bool:
         """Return True for the first rank that asks, and False for all others."""
         with contextlib.suppress(FileExistsError):
