@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -59,17 +61,24 @@ METRICS = {"eval_padding": "count", "mean_of_means": "error", "frozen_module_cha
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    out = tmp_path_factory.mktemp("programs")
-    command = [sys.executable, "-m", "tests.watched.programs.bare", out, "--worlds", "1", RANKS]
-    ended = subprocess.run(
-        list(map(str, command)),
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ended.returncode == 0, ended.stderr
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # One run for all workers of pytest: the first one to come makes it, the others wait.
+        folder = folder.parent
+    out = folder / "programs"
+    with (folder / "programs.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (out / "ends.pt").exists():
+            command = [sys.executable, "-m", "tests.watched.programs.bare", str(out)]
+            ended = subprocess.run(
+                [*command, "--worlds", "1", str(RANKS)],
+                cwd=ROOT,
+                env=environment(),
+                capture_output=True,
+                text=True,
+                timeout=300,
+            )
+            assert ended.returncode == 0, ended.stderr
     return Runs(out)
 
 
