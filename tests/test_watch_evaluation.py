@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from harness.watch.evaluation import Evaluated
 from harness.watch.watcher import Watcher
 
 
@@ -63,29 +64,97 @@ def test_copies_and_pickles_hold_nothing_of_the_watcher(watcher, tmp_path):
     )
 
 
-def test_it_looks_once_an_evaluation_and_only_through_the_wrapper(watcher, monkeypatch):
-    looked = []
-    monkeypatch.setattr(Watcher, "_at_evaluation", lambda self, one: looked.append(one))
+@pytest.fixture
+def looked(monkeypatch):
+    seen = []
+    monkeypatch.setattr(Watcher, "_at_evaluation", lambda self, one: seen.append(one.what))
+    return seen
+
+
+def test_it_looks_once_an_evaluation_through_the_wrapper(looked, watcher):
     wrapped, x = model(), torch.ones(2, 3)
     wrapped(x)
     assert looked == []
     wrapped.eval()
-    wrapped.module(x)
-    assert looked == []
     wrapped(x)
     wrapped(x)
-    assert len(looked) == 1
+    assert looked == ["wrapper"]
     wrapped.train()
     wrapped(x)
     wrapped.eval()
     wrapped(x)
-    assert len(looked) == 2
+    assert looked == ["wrapper"] * 2
     watcher.close()
     wrapped.train()
     wrapped(x)
     wrapped.eval()
     wrapped(x)
-    assert len(looked) == 2
+    wrapped.module(x)
+    assert looked == ["wrapper"] * 2
+
+
+def test_an_evaluation_of_the_module_inside_is_another_one(looked, watcher):
+    wrapped, x = model(), torch.ones(2, 3)
+    wrapped.module(x)
+    assert looked == []
+    wrapped.eval()
+    wrapped.module(x)
+    assert looked == ["inner"]
+    wrapped(x)
+    assert looked == ["inner", "wrapper"]
+
+
+def test_a_module_that_nobody_wraps_counts_from_its_eval_on_and_without_gradients(looked, watcher):
+    wrapped, x = model(), torch.ones(2, 3)
+    average = torch.optim.swa_utils.AveragedModel(wrapped.module, use_buffers=True)
+    with torch.no_grad():
+        average(x)
+        assert looked == []
+        average.eval()
+        average(x)
+    assert looked == ["other"]
+    average(x)
+    average.train()
+    with torch.no_grad():
+        average(x)
+    assert looked == ["other"]
+
+
+def test_parts_of_a_wrapped_module_and_modules_without_buffers_are_not_due(looked, watcher):
+    wrapped, plain, x = model(), nn.Linear(3, 3), torch.ones(2, 3)
+    with torch.no_grad():
+        wrapped.module[1].eval()
+        wrapped.module[1](x)
+        plain.eval()
+        plain(x)
+    assert looked == []
+
+
+def test_a_place_that_evaluates_a_module_has_the_same_stream_on_every_rank(tmp_path, group):
+    streams = []
+    for rank in range(2):
+        watcher = Watcher(folder=str(tmp_path / f"watch{rank}"))
+        watcher.world_size, watcher.peers = 2, [0, 1]
+        first, other = (nn.BatchNorm1d(3).eval() for _ in range(2))
+        with torch.no_grad():
+            if rank == 0:
+                other(torch.ones(2, 3))
+            first(torch.ones(2, 3))
+        streams.append(set(watcher._exchanges))
+        watcher.close()
+    assert len(streams[0]) == 2
+    assert streams[1] < streams[0]
+
+
+def test_an_evaluation_is_looked_at_once_for_as_many_updates():
+    one = Evaluated("inner", nn.BatchNorm1d(3), 0, "inner0")
+    assert [one.is_due(updates) for updates in (0, 0, 1, 1, 2)] == [True, False, True, False, True]
+
+
+def test_of_many_evaluations_of_a_teacher_the_later_ones_are_sampled():
+    one = Evaluated("other", nn.BatchNorm1d(3), None, "teacher")
+    due = [updates for updates in range(1, 65) if one.is_due(updates)]
+    assert due == [*range(1, 9), 16, 32, 64]
 
 
 def test_a_wrapper_made_before_is_watched_once(group, tmp_path):

@@ -30,6 +30,7 @@ FAULTY = {
     "classifier-no_sync": (2, "gradients", "gradient", {"head.bias", "head.weight"}, ()),
     "classifier-replaced": (0, "gradients", "gradient", {"head.bias", "head.weight"}, ()),
     "classifier-buffers": (2, "evaluation", "buffer", BATCH_NORM, ()),
+    "classifier-unsynced_eval": (2, "evaluation", "buffer", BATCH_NORM, ()),
     "classifier-lr": (0, "gradients", "setting", {"param_groups[0]['lr']"}, (1,)),
     "by_hand-layer": (2, "gradients", "gradient", {"2.bias", "2.weight"}, ()),
     "by_hand-init": (0, "start", "parameter", {"0.weight", "4.bias"}, (1,)),
@@ -37,6 +38,7 @@ FAULTY = {
 EXACT = {
     "classifier-bit",
     "classifier-buffers",
+    "classifier-unsynced_eval",
     "classifier-replaced",
     "classifier-lr",
     "by_hand-layer",
@@ -44,7 +46,6 @@ EXACT = {
 """Cases in which nothing but the tensors named may be reported."""
 HEALTHY = {
     "classifier-none": 0,
-    "classifier-unsynced_eval": 0,
     "classifier-wrapped_eval": 0,
     "classifier-average_on_rank_0": 0,
     "by_hand-none": 0,

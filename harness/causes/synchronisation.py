@@ -363,7 +363,7 @@ def gradient_changed_on_one_rank(evidence: Evidence) -> Diagnosis | None:
     family="synchronisation",
     sees="One rank has other gradients than the rest in one update, and has made more or fewer "
     "passes for it.",
-    why="An update that one rank leaves out, or a micro-batch more on one rank, leaves gradients of "
+    why="An update that one rank leaves out, or a micro-batch more on it, leaves gradients of "
     "other batches there. Every rank makes its own update, and nobody compares their numbers.",
     confirm="Count the backward passes and updates of each rank.",
     change="decide together whether an update is made, and from how many micro-batches",

@@ -132,9 +132,14 @@ def divergence(look: Look, index: int) -> Divergence | None:
 
 
 def at_evaluation(seen: Seen, updates: int) -> Divergence | None:
-    """Return what differs between wrapped modules at an evaluation after so many updates."""
+    """Return what differs between modules at an evaluation after so many updates.
+
+    Where weights are known to differ, ranks evaluate models of their own.
+    """
     due = differences(seen)
-    return _made(updates, EVALUATION, due, seen) if due else None
+    if not due or any(one.kind == "parameter" for one in due):
+        return None
+    return _made(updates, EVALUATION, due, seen)
 
 
 def _unequal_start(look: Look) -> Divergence | None:

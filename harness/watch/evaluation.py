@@ -1,13 +1,14 @@
-"""Buffers where equality is due: at an evaluation through DistributedDataParallel.
+"""Buffers where equality is due: at an evaluation that all ranks make of the same module.
 
-Between a forward pass and the next one, batch norm's statistics differ between ranks by design.
-An evaluation through the wrapper is another thing: the wrapper has made buffers equal by then,
-unless it was told not to. An evaluation of the inner module, or on one rank, is nobody else's
-business.
+Between a forward pass and the next one, batch norm's statistics differ between ranks by design. An
+evaluation is another thing: one model has one score. DistributedDataParallel has made buffers equal
+by then if it is called itself, unless it was told not to; who evaluates the module inside it, or an
+average of the weights, is on his own. An evaluation on one rank is nobody else's business.
 """
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -17,59 +18,201 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.watch.digest import Digester
+from harness.watch.instruments.call_site import call_site
+from harness.watch.instruments.context import Context
 from harness.watch.instruments.forward import ForwardHook
+from harness.watch.instruments.patches import Patches
 from harness.watch.layout import EVALUATION, Entry, Layout
 from harness.watch.modules import local_part
 
+MOST = 64
+"""Modules that nobody wraps, and whose evaluations are looked at."""
+_ALL = 8
+"""Evaluations of such a module that are all looked at; of later ones it is fewer and fewer."""
 
-class Evaluations:
-    """The evaluations of one wrapped module; calls `seen` at the first forward of each."""
 
-    def __init__(
-        self, module: DistributedDataParallel, seen: Callable[[Evaluations], None]
-    ) -> None:
-        """Register torch's own forward hook on the wrapper."""
-        self.kind = "module"
+class Evaluated:
+    """A module that is evaluated, and what of it has to be equal."""
+
+    def __init__(self, what: str, module: nn.Module, number: int | None, stream: str) -> None:
+        """Look at nothing yet.
+
+        Args:
+            what: wrapper, inner (the module inside a wrapper) or other.
+            module: the wrapper, or the module itself.
+            number: the wrapper's.
+            stream: where its digests are exchanged.
+        """
+        self.what = what
         self.module = weakref.ref(module)
-        self._seen = seen
+        self.number = number
+        self.stream = stream
+        self.updates: int | None = None
+        """After so many updates it was evaluated last."""
+        self.times = 0
+        self.entries: tuple[Entry, ...] = ()
         self._digest = Digester()
-        self._training = True
-        self._buffers: list[torch.Tensor] = []
-        self._handle = module.register_forward_hook(ForwardHook(self._after_forward))
 
-    def close(self) -> None:
-        """Remove the hook."""
-        self._handle.remove()
+    @property
+    def kind(self) -> str:
+        """The class of the module."""
+        module = self.module()
+        if isinstance(module, DistributedDataParallel):
+            module = module.module
+        return type(module).__name__
+
+    @property
+    def source(self) -> str:
+        """What it is called in an answer."""
+        if self.what == "other":
+            return f"{self.kind}, which no wrapper holds"
+        inside = " without its wrapper" if self.what == "inner" else ""
+        return f"module {self.number} ({self.kind}){inside}"
+
+    def is_due(self, updates: int) -> bool:
+        """Say whether this evaluation is looked at; counts it."""
+        if self.updates == updates:
+            return False
+        self.updates = updates
+        self.times += 1
+        return self.what != "other" or self.times <= _ALL or self.times & (self.times - 1) == 0
 
     def layout(self) -> Layout:
         """Return what the digests stand for."""
-        return Layout({EVALUATION: self._entries})
+        return Layout({EVALUATION: self.entries})
 
     def digests(self) -> list[int]:
-        """Return the digests of the buffers."""
-        return self._digest([local_part(buffer) for buffer in self._buffers])
-
-    def _after_forward(self, module: nn.Module, *_: Any) -> None:
-        if not isinstance(module, DistributedDataParallel):
-            return
-        started = self._training and not module.training
-        self._training = module.training
-        if not started:
-            return
+        """Take stock of the module, and return the digests."""
+        module = self.module()
+        assert module is not None
         ignored = set(getattr(module, "parameters_to_ignore", ()))
-        named = [(n, b) for n, b in module.module.named_buffers() if n not in ignored]
-        self.kind = type(module.module).__name__
-        self._buffers = [buffer for _, buffer in named]
-        self._entries = tuple(
+        if isinstance(module, DistributedDataParallel):
+            module = module.module
+        named: list[tuple[str, str, torch.Tensor]] = [
+            (name, "buffer", buffer)
+            for name, buffer in module.named_buffers()
+            if name not in ignored
+        ]
+        if self.what == "other":
+            # Unequal weights say that ranks evaluate models of their own: nothing is due then.
+            named += [(name, "parameter", p) for name, p in module.named_parameters()]
+        self.entries = tuple(
             Entry(
-                name=name,
-                kind="buffer",
-                shape=tuple(buffer.shape),
-                dtype=str(buffer.dtype).removeprefix("torch."),
-                wrapped=True,
+                name=name.removeprefix("module."),
+                kind=kind,
+                shape=tuple(tensor.shape),
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                wrapped=self.what != "other",
             )
-            for name, buffer in named
+            for name, kind, tensor in named
         )
-        if named:
-            self._seen(self)
-        self._buffers = []
+        return self._digest([local_part(tensor) for _, _, tensor in named])
+
+
+class Evaluations:
+    """Looks at the forward passes of modules in evaluation mode."""
+
+    def __init__(self, context: Context, seen: Callable[[Evaluated], None]) -> None:
+        """Wait for wrappers, and for modules that are put into evaluation mode."""
+        self._context = context
+        self._seen = seen
+        self._handles: list[Any] = []
+        self._inside: set[int] = set()
+        self._others: weakref.WeakKeyDictionary[nn.Module, None] = weakref.WeakKeyDictionary()
+        self._streams: dict[str, int] = {}
+        self._patches = Patches()
+        self._patches.around(nn.Module, "eval", before=context.safely("evaluations", self._eval))
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        self._patches.close()
+        for handle in self._handles:
+            handle.remove()
+
+    def wrapped(self, module: DistributedDataParallel, inner: nn.Module, number: int) -> None:
+        """Look at the evaluations of a wrapper, and of the module that becomes its inner one."""
+        safely = self._context.safely
+        own = weakref.ref(module)
+        whole = Evaluated("wrapper", module, number, f"module{number}")
+        part = Evaluated("inner", inner, number, f"inner{number}")
+        training = True
+
+        def before(called: nn.Module, *_: Any) -> None:
+            # A copy of the wrapper is none of ours.
+            if called is own():
+                self._inside.add(number)
+
+        def after(called: nn.Module, *_: Any) -> None:
+            nonlocal training
+            if called is not own():
+                return
+            self._inside.discard(number)
+            started = training and not called.training
+            training = called.training
+            if started:
+                self._look(whole)
+
+        def after_inner(called: nn.Module, *_: Any) -> None:
+            if called is part.module() and number not in self._inside and not called.training:
+                self._look(part)
+
+        name = "evaluations"
+        self._handles += [
+            module.register_forward_pre_hook(ForwardHook(safely(name, before))),
+            module.register_forward_hook(ForwardHook(safely(name, after))),
+            inner.register_forward_hook(ForwardHook(safely(name, after_inner))),
+        ]
+
+    def _eval(self, module: nn.Module, *_: Any, **__: Any) -> None:
+        """Look at a module that is put into evaluation mode, unless a wrapper has to do with it."""
+        if module in self._others or len(self._others) >= MOST:
+            return
+        if isinstance(module, torch.jit.ScriptModule) or self._is_wrapped(module):
+            return
+        if not any(True for _ in module.buffers()):
+            return
+        self._others[module] = None
+        own = weakref.ref(module)
+        one: Evaluated | None = None
+
+        def after(called: nn.Module, *_: Any) -> None:
+            nonlocal one
+            if called is not own() or called.training or torch.is_grad_enabled():
+                return
+            if one is None:
+                one = Evaluated("other", called, None, self._stream(called))
+            self._look(one)
+
+        self._handles.append(
+            module.register_forward_hook(ForwardHook(self._context.safely("evaluations", after)))
+        )
+
+    def _is_wrapped(self, module: nn.Module) -> bool:
+        wrappers = [w for r in self._context.wrappers.values() if (w := r()) is not None]
+        if any(module is part for wrapper in wrappers for part in wrapper.modules()):
+            return True
+        return any(isinstance(part, DistributedDataParallel) for part in module.modules())
+
+    def _stream(self, module: nn.Module) -> str:
+        """Return a name that is the same on all ranks which evaluate it in the same place."""
+        made_of = [(name, tuple(b.shape)) for name, b in module.named_buffers()]
+        about = f"{type(module).__name__} {made_of} {call_site()}"
+        name = f"evaluated{hashlib.sha256(about.encode()).hexdigest()[:12]}"
+        self._streams[name] = self._streams.get(name, 0) + 1
+        return f"{name}-{self._streams[name]}"
+
+    def _look(self, one: Evaluated) -> None:
+        module = one.module()
+        if module is None or not any(True for _ in module.buffers()):
+            return
+        if one.times == 0:
+            self._context.journal.write(
+                "evaluation",
+                source=one.source,
+                what=one.what,
+                module=one.number,
+                average=isinstance(module, torch.optim.swa_utils.AveragedModel),
+                at=call_site(),
+                **{"class": one.kind},
+            )
+        self._seen(one)

@@ -26,7 +26,7 @@ from torch.optim.optimizer import (
 from harness.causes import diagnose
 from harness.watch.answer import Answer
 from harness.watch.divergence import Divergence, at_evaluation, divergence, to_json
-from harness.watch.evaluation import Evaluations
+from harness.watch.evaluation import Evaluated, Evaluations
 from harness.watch.exchange import Exchange
 from harness.watch.exit_codes import FAULT_FOUND
 from harness.watch.folder import Folder, meeting_place, process_began
@@ -85,14 +85,14 @@ class Watcher:
         self._pid = os.getpid()
         self._observed: list[_Observed] = []
         self._running: list[Optimizer] = []
-        self._evaluations: dict[int, Exchange] = {}
-        self._evaluated: dict[int, int] = {}
-        self._wrapped: list[Evaluations] = []
+        self._exchanges: dict[str, Exchange] = {}
+        self._wrapped: list[weakref.ref[DistributedDataParallel]] = []
         self.modules = Modules(self._guard(self._watch_wrapped))
         self.recorder: Recorder | None = None
         self.auditor: Auditor | None = None
         self.context = Context(self.journal, self.modules, self.note)
         self.instruments = Instruments(self.context)
+        self._evaluations = Evaluations(self.context, self._guard(self._at_evaluation))
         self._handles = [
             register_optimizer_step_pre_hook(self._guard(self._before_step)),
             register_optimizer_step_post_hook(self._guard(self._after_step)),
@@ -111,8 +111,7 @@ class Watcher:
         self.modules.close()
         for handle in self._handles:
             handle.remove()
-        for wrapped in self._wrapped:
-            wrapped.close()
+        self._evaluations.close()
 
     def meet(self) -> None:
         """Find out which rank this is, and where the others write."""
@@ -304,30 +303,30 @@ class Watcher:
     def _watch_wrapped(self, module: DistributedDataParallel, inner: torch.nn.Module) -> None:
         # The process group may be gone by the time of the answer.
         self.meet()
-        known = any(wrapped.module() is module for wrapped in self._wrapped)
+        known = any(wrapped() is module for wrapped in self._wrapped)
         if not known and len(self._wrapped) < MOST:
             self.instruments.wrapped(module, inner, len(self._wrapped))
             if self.auditor is not None:
                 self.auditor.wrapped(inner)
-            self._wrapped.append(Evaluations(module, self._guard(self._at_evaluation)))
+            self._evaluations.wrapped(module, inner, len(self._wrapped))
+            self._wrapped.append(weakref.ref(module))
 
-    def _at_evaluation(self, wrapped: Evaluations) -> None:
+    def _at_evaluation(self, one: Evaluated) -> None:
         self.meet()
         assert self.folder is not None
-        number = self._wrapped.index(wrapped)
-        updates = sum(one.updates for one in self._observed)
-        if self.world_size == 1 or self._evaluated.get(number) == updates:
+        updates = sum(observed.updates for observed in self._observed)
+        if self.world_size == 1 or not one.is_due(updates):
             return
-        self._evaluated[number] = updates
-        exchange = self._evaluations.get(number)
+        before, digests = one.entries, one.digests()
+        exchange = self._exchanges.get(one.stream)
         if exchange is None:
-            exchange = Exchange(self.folder, f"module{number}", self.peers, EVALUATION)
-            exchange.declare(self.rank, wrapped.layout())
-            self._evaluations[number] = exchange
-        exchange.post(updates, wrapped.digests())
+            exchange = Exchange(self.folder, one.stream, self.peers, EVALUATION)
+            self._exchanges[one.stream] = exchange
+        if one.entries != before and not exchange.declare(self.rank, one.layout()):
+            return
+        exchange.post(updates, digests)
         if self.found is None and exchange.all_equal(updates) is False:
-            found = at_evaluation(exchange.look(updates), updates)
-            self._report(found, f"module {number} ({wrapped.kind})")
+            self._report(at_evaluation(exchange.look(updates), updates), one.source)
 
     def _post(self, observed: _Observed, index: int, digests: list[int]) -> None:
         exchange = observed.exchange

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 FAULTS = ("none", "bit", "bypass", "no_sync", "replaced", "lr", "buffers")
 FAULTS += ("unsynced_eval", "wrapped_eval", "average_on_rank_0")
-"""The last three are none."""
+"""The last two are none."""
 
 
 class Net(nn.Module):

@@ -6,14 +6,15 @@ import weakref
 from collections.abc import Sequence
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
-
 from harness.watch.instruments.backward import Backward
 from harness.watch.instruments.bookkeeping import Bookkeeping
+from harness.watch.instruments.buffers import Buffers
 from harness.watch.instruments.context import Context, Instrument
 from harness.watch.instruments.forward import Forward
 from harness.watch.instruments.parameters import Held, Parameters
+from harness.watch.instruments.scaling import Scaling
 from harness.watch.instruments.wrappers import Wrappers
+from torch.nn.parallel import DistributedDataParallel
 
 
 class Instruments:
@@ -27,12 +28,15 @@ class Instruments:
         self._bookkeeping = Bookkeeping(context)
         self._wrappers = Wrappers(context)
         self._parameters = Parameters(context, self._wrappers.owners)
+        self._buffers = Buffers(context)
         self._forward.first_forward.append(self._wrappers.describe)
         self._all: list[Instrument] = [
             self._backward,
             self._forward,
             self._wrappers,
             self._parameters,
+            self._buffers,
+            Scaling(context),
         ]
 
     def close(self) -> None:
@@ -46,6 +50,7 @@ class Instruments:
         self._context.wrappers[number] = weakref.ref(module)
         self._context.safely("wrappers", self._wrappers.wrapped)(module, inner, number)
         self._forward.wrapped(module, inner, number)
+        self._buffers.wrapped(module, number)
         self._bookkeeping.wrapped(module, number)
 
     def described(

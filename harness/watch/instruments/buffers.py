@@ -1,0 +1,66 @@
+"""Buffers of wrapped modules that somebody writes between two forward passes of the wrapper."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from harness.watch.instruments.context import Context
+from harness.watch.instruments.forward import ForwardHook
+
+MOST = 16
+"""Times that are written down, of each wrapper."""
+
+
+class Buffers:
+    """Compares version counters: every write in place raises one."""
+
+    def __init__(self, context: Context) -> None:
+        """Wait for wrappers."""
+        self._context = context
+        self._handles: list[Any] = []
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+
+    def wrapped(self, module: DistributedDataParallel, number: int) -> None:
+        """Look at the buffers of a wrapper before and after its forward passes."""
+        own = weakref.ref(module)
+        known: list[tuple[str, weakref.ref[Any], int]] = []
+        times = 0
+
+        def before(called: nn.Module, *_: Any) -> None:
+            nonlocal times
+            if called is not own() or times >= MOST:
+                return
+            written = [
+                name
+                for name, reference, version in known
+                if (buffer := reference()) is not None and buffer._version != version
+            ]
+            if written:
+                times += 1
+                self._context.journal.write(
+                    "buffers_written",
+                    module=number,
+                    update=self._context.updates,
+                    buffers=written[:MOST],
+                )
+
+        def after(called: nn.Module, *_: Any) -> None:
+            if called is own() and isinstance(called, DistributedDataParallel) and times < MOST:
+                known[:] = [
+                    (name, weakref.ref(buffer), buffer._version)
+                    for name, buffer in called.module.named_buffers()
+                ]
+
+        safely = self._context.safely
+        self._handles += [
+            module.register_forward_pre_hook(ForwardHook(safely("buffers", before))),
+            module.register_forward_hook(ForwardHook(safely("buffers", after))),
+        ]
