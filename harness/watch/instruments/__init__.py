@@ -6,6 +6,8 @@ import weakref
 from collections.abc import Sequence
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
+
 from harness.watch.instruments.backward import Backward
 from harness.watch.instruments.bookkeeping import Bookkeeping
 from harness.watch.instruments.buffers import Buffers
@@ -14,7 +16,6 @@ from harness.watch.instruments.forward import Forward
 from harness.watch.instruments.parameters import Held, Parameters
 from harness.watch.instruments.scaling import Scaling
 from harness.watch.instruments.wrappers import Wrappers
-from torch.nn.parallel import DistributedDataParallel
 
 
 class Instruments:
