@@ -5,125 +5,23 @@ torchrun --nproc-per-node=4 -m harness.watch [options] train.py ARGS...
 
 from __future__ import annotations
 
-import argparse
-import io
-import os
 import sys
-import types
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.watch.after_torch import AfterTorch
 from harness.watch.commands import COMMANDS
 from harness.watch.exit_codes import NOT_OBSERVED
-from harness.watch.outputs import Outputs
+from harness.watch.options import Options, parse
+from harness.watch.script import prepare
 from harness.watch.witness import leave_witness
 
 if TYPE_CHECKING:
+    from harness.watch.spawned import Spawned
     from harness.watch.watcher import Watcher
 
 PATIENCE = 30.0
 """Seconds that the other ranks get to exit, once the script has ended on all of them."""
-USAGE = "torchrun --nproc-per-node=N -m harness.watch [options] train.py ARGS..."
-EPILOG = """
-other commands:
-  python -m harness.watch causes           list the causes that can be named
-  python -m harness.watch explain CAUSE    one of them: what you see, why, how to be sure, the fix
-  python -m harness.watch twin --nproc 1,4 train.py ...   is N ranks the same training as one?
-  python -m harness.watch diff A B         compare two runs recorded with --record
-
-exit code, where the script itself ends with 0: 0 nothing found, 20 a fault was found, 21 the run
-hung or a rank died and it is known where, 22 it could not be observed. One rank has it; torchrun
-itself then ends with 1.
-"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What was typed."""
-
-    script: str
-    arguments: tuple[str, ...]
-    quiet: bool
-    folder: str | None
-    hang_timeout: float | None
-    outputs: Outputs
-    record: str | None
-    nudge: int | None
-    audit_every: int | None
-
-
-def parse(arguments: Sequence[str]) -> Options:
-    """Read the command line up to the script; what follows belongs to the script.
-
-    Raises:
-        SystemExit: with 2, after a message, where it cannot be read.
-    """
-    parser = argparse.ArgumentParser(
-        prog="harness.watch",
-        usage=USAGE,
-        description=__doc__.partition("\n")[0],
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the answer as JSON")
-    parser.add_argument("--junit", metavar="FILE", help="write the answer as JUnit XML")
-    parser.add_argument("--html", metavar="FILE", help="write the answer as a page")
-    parser.add_argument(
-        "--record", metavar="FOLDER", help="record gradients and parameters for `diff`"
-    )
-    parser.add_argument(
-        "--nudge",
-        type=int,
-        metavar="SEED",
-        help="move every parameter by one rounding step before training; a recorded run that was "
-        "nudged is the floor of `diff`",
-    )
-    parser.add_argument(
-        "--audit",
-        type=every,
-        metavar="every=N",
-        help="replay every N-th update in one process, the first one included, and compare its "
-        "gradients with the synchronised ones",
-    )
-    parser.add_argument(
-        "--hang-timeout",
-        type=_seconds,
-        metavar="SECONDS",
-        help="end a run that is stuck for so long, with exit code 21, after saying why; if not "
-        "typed, it is said after 300 and torch's own time limit ends it",
-    )
-    parser.add_argument("--quiet", action="store_true", help="speak only if something is wrong")
-    parser.add_argument("--folder", help="a folder that all hosts share")
-    parser.add_argument("script", help="the training script, a .py file")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER)
-    read = parser.parse_args(arguments)
-    return Options(
-        script=read.script,
-        arguments=tuple(read.arguments),
-        quiet=read.quiet,
-        folder=read.folder,
-        hang_timeout=read.hang_timeout,
-        outputs=Outputs(json=read.json, junit=read.junit, html=read.html).absolute(),
-        record=read.record and str(Path(read.record).absolute()),
-        nudge=read.nudge,
-        audit_every=read.audit,
-    )
-
-
-def every(typed: str) -> int:
-    """Read `every=50`.
-
-    Raises:
-        argparse.ArgumentTypeError: with the form it must have.
-    """
-    word, _, number = typed.rpartition("=")
-    if word in ("", "every") and number.isdecimal() and int(number) > 0:
-        return int(number)
-    raise argparse.ArgumentTypeError(f"{typed!r} is not of the form every=N, such as every=50")
 
 
 def main() -> None:
@@ -131,16 +29,9 @@ def main() -> None:
     if sys.argv[1:2] and sys.argv[1] in COMMANDS and not Path(sys.argv[1]).exists():
         sys.exit(COMMANDS[sys.argv[1]](sys.argv[2:]))
     options = parse(sys.argv[1:])
-    code = _compiled(options.script)
+    code, module = prepare(options)
     leave_witness()
     watch = _Watch(options)
-    # Its own module under the name __main__, for good: what the script pickles, and what it
-    # registers to run at exit, looks for it there.
-    module = types.ModuleType("__main__")
-    module.__dict__.update(__file__=options.script, __builtins__=__builtins__, __cached__=None)
-    sys.modules["__main__"] = module
-    sys.argv = [options.script, *options.arguments]
-    sys.path[0] = str(Path(options.script).resolve().parent)
     try:
         exec(code, module.__dict__)  # noqa: S102
     except SystemExit as exit_:
@@ -167,6 +58,7 @@ class _Watch:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._watcher: Watcher | None = None
+        self._spawned: Spawned | None = None
         self._failed: str | None = None
         self._waiting = AfterTorch(self._begin)
 
@@ -177,6 +69,11 @@ class _Watch:
             why = self._failed or "torch was not imported"
             print(f"crossrank: could not observe: {why}", file=sys.stderr)
             return script_code or NOT_OBSERVED
+        ranks = None if self._spawned is None else self._spawned.close()
+        if ranks is not None:
+            # The ranks that the script has started have answered for themselves.
+            self._watcher.close()
+            return script_code or ranks
         from harness.watch.closing import close
 
         code = close(
@@ -192,49 +89,13 @@ class _Watch:
 
     def _begin(self) -> None:
         try:
-            from harness.watch.watcher import WATCHERS, Watcher
+            from harness.watch.observing import begin
+            from harness.watch.spawned import Spawned
 
-            self._watcher = WATCHERS[os.getpid()] = Watcher(
-                folder=self._options.folder, hang_timeout=self._options.hang_timeout
-            )
-            self._watcher.stall.outputs = self._options.outputs
-            if self._options.audit_every is not None:
-                from harness.watch.audit.auditor import Auditor
-
-                self._watcher.auditor = Auditor(self._watcher.context, self._options.audit_every)
-            if self._options.record or self._options.nudge is not None:
-                from harness.watch.twin.recorder import Nudge, Recorder
-
-                if self._options.record:
-                    self._watcher.recorder = Recorder(self._options.record, self._watcher.context)
-                if self._options.nudge is not None:
-                    Nudge(self._options.nudge)
+            self._watcher = begin(self._options)
+            self._spawned = Spawned(self._options)
         except Exception as error:
             self._failed = f"could not begin to watch: {error!r}"
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not seconds > 0:
-        raise argparse.ArgumentTypeError(f"{text} is no time to wait; type seconds, such as 60")
-    return seconds
-
-
-def _compiled(script: str) -> types.CodeType:
-    try:
-        with io.open_code(str(Path(script).absolute())) as file:
-            source = file.read()
-    except OSError as error:
-        print(
-            f"harness.watch: cannot read the script {script!r}: {error.strerror}\n  {USAGE}",
-            file=sys.stderr,
-        )
-        sys.exit(2)
-    try:
-        return compile(source, script, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as error:
-        sys.excepthook(type(error), error.with_traceback(None), None)
-        sys.exit(1)
 
 
 def _exit_code(code: object) -> int:

@@ -6,13 +6,15 @@ stderr, and stops observing.
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import secrets
 import socket
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,10 +38,12 @@ from harness.watch.instruments.context import Context
 from harness.watch.journal import Journal
 from harness.watch.layout import EVALUATION, GRADIENTS, PARAMETERS, index_of
 from harness.watch.modules import Modules
+from harness.watch.pending import Pending
 from harness.watch.stall import Stall
 from harness.watch.stream import AVERAGING, Stream
 
 if TYPE_CHECKING:
+    from harness.watch.audit.auditor import Auditor
     from harness.watch.twin.recorder import Recorder
 
 MOST = 64
@@ -61,19 +65,28 @@ class _Observed:
         self.stream: Stream | None = None
         self.exchange: Exchange | None = None
         self.closure = False
+        self.averages = False
 
 
 class Watcher:
     """Observes all optimizers of this process."""
 
-    def __init__(self, *, folder: str | None = None, hang_timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        folder: str | None = None,
+        hang_timeout: float | None = None,
+        local: Sequence[str] = (),
+    ) -> None:
         """Register torch's global hooks; nothing else of the program is touched.
 
         Args:
             folder: one that all hosts share; the default is a temporary one of this host.
             hang_timeout: seconds after which a run that is stuck is ended; None leaves it to torch.
+            local: patterns of names of parameters that each rank has of its own on purpose.
         """
         self._chosen = folder
+        self._local = tuple(local)
         self.folder: Folder | None = None
         self.rank = 0
         self.world_size = 1
@@ -100,7 +113,8 @@ class Watcher:
         self.stall = Stall(self, hang_timeout)
 
     def close(self) -> None:
-        """Remove the hooks."""
+        """Remove the hooks, once what was read on a GPU has arrived."""
+        self._guard(self._finish)()
         self.stall.close()
         self.context.closed = True
         if self.recorder is not None:
@@ -240,17 +254,26 @@ class Watcher:
             )
         if self.world_size == 1:
             return
+        if observed.averages:
+            return
         if observed.kind in AVERAGING:
             self.note(f"{observed.kind}: replicas differ on purpose between averages; not compared")
             return
         if observed.stream is None or observed.stream.changed():
             held = (p for group in optimizer.param_groups for p in group["params"])
-            known = self.modules.known(held)
+            known = {
+                key: replace(one, sharded=True) if self._is_local(one.name) else one
+                for key, one in self.modules.known(held).items()
+            }
             observed.stream = Stream(optimizer, known, self.rank)
             self.instruments.described(
                 observed.number, optimizer, observed.updates, observed.stream.held
             )
             observed.stream.changed()
+            if self.instruments.averages(observed.number):
+                observed.averages, observed.stream = True, None
+                self.note("model averaging: replicas differ on purpose in between; not compared")
+                return
             if observed.exchange is None:
                 observed.exchange = self.exchange_of(observed.number)
             if not observed.exchange.declare(self.rank, observed.stream.layout()):
@@ -261,6 +284,9 @@ class Watcher:
             self._post(observed, 0, observed.stream.start())
         if not observed.closure:
             self._post_gradients(observed)
+
+    def _is_local(self, name: str) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self._local)
 
     def _post_gradients(self, observed: _Observed) -> None:
         assert observed.stream is not None
@@ -328,14 +354,23 @@ class Watcher:
         if self.found is None and exchange.all_equal(updates) is False:
             self._report(at_evaluation(exchange.look(updates), updates), one.source)
 
-    def _post(self, observed: _Observed, index: int, digests: list[int]) -> None:
+    def _post(self, observed: _Observed, index: int, digests: list[int] | Pending) -> None:
+        assert observed.exchange is not None
+        self._compare(observed, observed.exchange.post(index, digests))
+
+    def _finish(self, *_: Any) -> None:
+        for observed in self._observed:
+            if observed.exchange is not None:
+                self._compare(observed, observed.exchange.finish())
+
+    def _compare(self, observed: _Observed, indices: list[int]) -> None:
         exchange = observed.exchange
         assert exchange is not None
-        exchange.post(index, digests)
-        # The last rank to come sees all others; the ones before it have nothing to wait for.
-        if self.found is None and exchange.all_equal(index) is False:
-            found = divergence(exchange.look, index)
-            self._report(found, f"optimizer {observed.number} ({observed.kind})")
+        for index in indices:
+            # The last rank to come sees all others; the ones before it have nothing to wait for.
+            if self.found is None and exchange.all_equal(index) is False:
+                found = divergence(exchange.look, index)
+                self._report(found, f"optimizer {observed.number} ({observed.kind})")
 
     def _report(self, found: Divergence | None, source: str) -> None:
         if found is None:
