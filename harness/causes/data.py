@@ -166,20 +166,17 @@ def order_differs_before_sampler(evidence: Evidence) -> Diagnosis | None:
             explains=False,
         )
     equal, unequal = _contents(evidence, by_rank)
-    elsewhere = _elsewhere(by_rank)
+    elsewhere, repeated = _elsewhere(by_rank)
     # Augmentation changes what is at an index, and then it is nowhere else either.
-    if unequal < 3 or unequal < equal or elsewhere < 2:
+    if equal > unequal or elsewhere < 3 or elsewhere <= 3 * repeated:
         return None
-    return Diagnosis(
-        strength=Strength.PROVEN,
-        because=(
-            f"of {equal + unequal} positions of {firsts[evidence.ranks[0]]['class']} that two "
-            f"ranks were seen to read, {unequal} hold other samples on the other rank, "
-            f"and {elsewhere} samples are at other positions there",
-        ),
-        where=at,
-        explains=False,
-    )
+    because = [
+        f"{elsewhere} samples of {firsts[evidence.ranks[0]]['class']} were seen on rank "
+        f"{evidence.ranks[0]} and, at other positions, on another rank, and {repeated} twice on one"
+    ]
+    if unequal:
+        because.append(f"{unequal} of {equal + unequal} common positions hold different samples")
+    return Diagnosis(strength=Strength.PROVEN, because=tuple(because), where=at, explains=False)
 
 
 def _content(events: list[Event]) -> dict[tuple[object, ...], set[int]]:
@@ -201,19 +198,29 @@ def _contents(evidence: Evidence, by_rank: dict[int, list[Event]]) -> tuple[int,
     return equal, unequal
 
 
-def _elsewhere(by_rank: dict[int, list[Event]]) -> int:
-    """Count samples of the first rank that another one has at another position only."""
-    first, *others = [_content(events) for events in by_rank.values()]
-    count = 0
+def _elsewhere(by_rank: dict[int, list[Event]]) -> tuple[int, int]:
+    """Count samples that another rank has at another position only; and those twice on a rank.
+
+    A data set that holds everything twice has the second copies at one and the same distance.
+    """
+    mine, *others = [_places(events) for events in by_rank.values()]
+    repeated = sum(len(places) > 1 for places in mine.values())
+    count, distances = 0, set()
     for other in others:
-        places: dict[int, set[object]] = defaultdict(set)
-        for place, digests in other.items():
-            for digest in digests:
-                places[digest].add(place)
-        for place, digests in first.items():
-            found = set().union(*(places.get(digest, set()) for digest in digests))
-            count += bool(found) and place not in found
-    return count
+        for digest in mine.keys() & other.keys():
+            if not mine[digest] & other[digest]:
+                count += 1
+                distances.add(min(mine[digest]) - min(other[digest]))
+    return (count if len(distances) > 2 else 0), repeated
+
+
+def _places(events: list[Event]) -> dict[int, set[int]]:
+    found: dict[int, set[int]] = defaultdict(set)
+    for event in events:
+        if event["class"] == events[0]["class"] and event["length"] == events[0]["length"]:
+            for index, digest in event.get("content", ()):
+                found[digest].add(index)
+    return found
 
 
 @cause(

@@ -6,9 +6,11 @@ each unit, be it a sample or a token, has the same weight in its rank's loss as 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from harness.causes import proof
 from harness.causes.across import each_rank, side_by_side, usual
 from harness.causes.cause import Diagnosis, Strength, cause
 from harness.watch.evidence import Evidence
@@ -27,19 +29,26 @@ class Main:
     factor: float
     mean: bool
     weighted: bool
+    by: tuple[tuple[str, float], ...]
 
 
 def main_term(window: Event, place: int = 0) -> Main | None:
     """Return the main term of the loss of a backward pass, without a loss scale."""
+    return next(iter(counted_terms(window, place)), None)
+
+
+def counted_terms(window: Event, place: int = 0) -> list[Main]:
+    """Return the terms of the loss of a backward pass whose units are counted."""
     losses = window.get("loss_terms", ())
     if place >= len(losses):
-        return None
+        return []
     scales = window.get("loss_scales", ())
     scale = scales[place] if place < len(scales) else 1.0
-    for _, weight, count, factor, mean, weighted in losses[place]:
-        if count:
-            return Main(weight / scale, count, factor / scale, mean, weighted)
-    return None
+    return [
+        Main(weight / scale, count, factor / scale, mean, weighted, tuple(map(tuple, by)))
+        for _, weight, count, factor, mean, weighted, by in losses[place]
+        if count
+    ]
 
 
 def _averaged(evidence: Evidence) -> bool:
@@ -124,6 +133,7 @@ loss = cross_entropy(logits, labels, reduction="sum") * world_size / tokens
 """,
     reported=("huggingface/transformers#34242", "huggingface/transformers#34191"),
 )
+@proof.proven_by(proof.tokens, alone=True)
 def token_count_local(evidence: Evidence) -> Diagnosis | None:
     """Recognise means over unequal numbers of tokens: several of them to a row."""
     uneven = _uneven(evidence)
@@ -145,6 +155,7 @@ dist.all_reduce(valid)
 loss = cross_entropy(logits, labels, reduction="sum") * world_size / valid
 """,
 )
+@proof.proven_by(proof.valid_labels, alone=True)
 def valid_count_mean(evidence: Evidence) -> Diagnosis | None:
     """Recognise means over unequal numbers of labels, of batches of equal size."""
     uneven = _uneven(evidence)
@@ -166,6 +177,7 @@ loss = criterion(model(x), y) * len(x) * world_size / size
 """,
     reported=("pytorch/pytorch#67253", "pytorch/pytorch#37359"),
 )
+@proof.proven_by(proof.batches, alone=True)
 def unequal_batches_equal_weight(evidence: Evidence) -> Diagnosis | None:
     """Recognise means over batches of unequal size."""
     uneven = _uneven(evidence)
@@ -202,6 +214,7 @@ for inputs, labels in window:
 """,
     reported=("pytorch/torchtune#1875", "huggingface/transformers#34191"),
 )
+@proof.proven_by(proof.micro_batches, alone=True)
 def accumulation_normalisation(evidence: Evidence) -> Diagnosis | None:
     """Recognise micro-batches of one update with unequal counts, each a mean."""
     for rank in evidence.ranks:
@@ -272,37 +285,79 @@ def accumulation_tail_window(evidence: Evidence) -> Diagnosis | None:
     return None
 
 
-def _factors(evidence: Evidence, wanted: float) -> tuple[int, Event] | None:
-    """Return how many updates have a mean times a factor as their loss, and one of them."""
+def _factors(evidence: Evidence, name: str) -> list[Event]:
+    """Return the updates whose loss, a mean, was multiplied or divided by the number of ranks.
+
+    All updates have to be of that kind.
+    """
     if not _averaged(evidence):
-        return None
-    found = []
-    looks = 0
+        return []
+    found, looks = [], 0
     for window in evidence.updates(evidence.ranks[0]):
-        mains = _micro_batches(window)
-        if not mains or window.get("backwards") != 1:
-            continue
-        looks += 1
-        if mains[0].mean and abs(mains[0].factor / wanted - 1) < 1e-6:
-            found.append(window)
-    return (len(found), found[0]) if len(found) >= 2 and len(found) == looks else None
+        counted = counted_terms(window)
+        if counted:
+            looks += 1
+            if all(m.mean for m in counted) and _of_the_whole(window, name, evidence.world_size):
+                found.append(window)
+    return found if len(found) >= 2 and len(found) == looks else []
 
 
-def _scaled(evidence: Evidence, wanted: float, said: str) -> Diagnosis | None:
-    found = _factors(evidence, wanted)
-    if found is None:
+def _of_the_whole(window: Event, name: str, world: int) -> bool:
+    """Say whether the loss as a whole has a factor of N or 1/N, besides that of accumulation."""
+    terms = window["loss_terms"][0]
+    paths = [tuple(map(tuple, by)) for *_, by in terms]
+    common = [steps[0] for steps in zip(*paths, strict=False) if len(set(steps)) == 1]
+    scale = next(iter(window.get("loss_scales", ())), None)
+    if common[:1] == [("Mul", scale)]:
+        del common[0]
+    passes = window.get("backwards", 1)
+    if passes > 1 and ("Div", float(passes)) in common:
+        common.remove(("Div", float(passes)))
+    # `(a + b) / 2` is a mean, on two ranks as well.
+    if name == "Div" and len(paths) > 1 and abs(sum(term[3] for term in terms) - 1) < 1e-6:
+        return False
+    product, wanted = 1.0, float(world) if name == "Mul" else 1 / world
+    for place, (what, by) in enumerate(common):
+        product = product * by if what == "Mul" else product / by
+        if abs(product / wanted - 1) < 1e-6:
+            return (name, float(world)) in common[: place + 1]
+    return False
+
+
+def _shown_as_average(evidence: Evidence, window: Event) -> str | None:
+    """Return where the loss of an update was averaged over ranks before backward, if it was."""
+    for event in evidence.events("reduced", evidence.ranks[0]):
+        loss = next(iter(window.get("losses", ())), None)
+        average = (event["all"] or [math.nan])[0] / evidence.world_size
+        if event["step"] == window["step"] and loss and abs(average / loss - 1) < 1e-5:
+            at: str | None = event["at"]
+            return at
+    return None
+
+
+def _scaled(evidence: Evidence, name: str, said: str) -> Diagnosis | None:
+    found = _factors(evidence, name)
+    if not found:
         return None
-    times, window = found
+    window, world = found[0], evidence.world_size
     because = [
-        f"the loss of each rank is its mean {said} {evidence.world_size}, at all {times} updates "
-        "that were looked at, and DDP averages over ranks besides"
+        f"the loss of each rank is its mean {said} {world}, at all {len(found)} updates that were "
+        "looked at, and DDP averages over ranks besides"
     ]
     strength = Strength.LIKELY
+    if name == "Div":
+        shown = _shown_as_average(evidence, window)
+        if shown is not None:
+            because.append(f"the ranks' losses were added up at {shown}, for this loss")
+        elif world == 2:
+            # Halving a loss is common, whatever the number of ranks.
+            strength = Strength.FACT
+    wanted = float(world) if name == "Mul" else 1 / world
     rate = next(iter(evidence.events("rate")), None)
     if rate is not None and rate["made_with"] and rate["lr"]:
         taken_back = rate["made_with"] / rate["lr"]
         if abs(taken_back / wanted - 1) < 1e-6:
-            because.append(f"the learning rate was set to 1/{taken_back:g} of the one it had")
+            because.append(f"the optimizer was made with {taken_back:g} times its learning rate")
             strength = Strength.FACT
     return Diagnosis(
         strength=strength,
@@ -326,9 +381,10 @@ loss.backward()
 """,
     reported=("neuralmagic/sparseml#135", "IrvingMeng/MagFace#12"),
 )
+@proof.proven_by(proof.world_times, alone=False)
 def loss_scaled_by_world(evidence: Evidence) -> Diagnosis | None:
     """Recognise a local mean times the number of ranks."""
-    return _scaled(evidence, float(evidence.world_size), "times")
+    return _scaled(evidence, "Mul", "times")
 
 
 @cause(
@@ -346,6 +402,7 @@ logged /= world_size
 """,
     reported=("sanderwood/bgpt#5", "facebookresearch/3detr#56"),
 )
+@proof.proven_by(proof.world_part, alone=False)
 def loss_divided_by_world(evidence: Evidence) -> Diagnosis | None:
     """Recognise a local mean over the number of ranks."""
-    return _scaled(evidence, 1.0 / max(1, evidence.world_size), "divided by")
+    return _scaled(evidence, "Div", "divided by")

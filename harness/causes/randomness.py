@@ -33,7 +33,7 @@ def _restored_everywhere(evidence: Evidence) -> str | None:
         rank: [(e["state"], e["at"]) for e in evidence.events("restored", rank)]
         for rank in evidence.ranks
     }
-    if not all(states.values()):
+    if not states or not all(states.values()):
         return None
     common = set.intersection(*({state for state, _ in own} for own in states.values()))
     return next((at for state, at in states[evidence.ranks[0]] if state in common), None)

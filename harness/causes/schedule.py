@@ -107,19 +107,23 @@ optimizer.zero_grad()
 def gradients_not_cleared(evidence: Evidence) -> Diagnosis | None:
     """Recognise updates whose gradients still hold those of the update before."""
     for rank in evidence.ranks:
-        for number in sorted({u["optimizer"] for u in evidence.updates(rank)}):
+        numbers = sorted({u["optimizer"] for u in evidence.updates(rank)})
+        for number in numbers:
             windows = list(evidence.updates(rank, number))[1:]
             states = [w.get(f"gradients of optimizer {number}", []) for w in windows]
             kept = [bool(s) and all(state == "kept" for state in s) for s in states]
-            if len(kept) >= _FEWEST and all(kept):
+            # At the beginning of an epoch they may be cleared.
+            enough = len(kept) if len(numbers) > 1 else len(kept) // 2
+            if sum(kept) >= max(_FEWEST, enough):
+                first = windows[kept.index(True)]
                 return Diagnosis(
                     strength=Strength.PROVEN,
                     because=(
-                        f"before each of {len(kept)} updates, backward added to the gradients "
-                        "that the update before had used",
+                        f"before {sum(kept)} of {len(kept)} updates, backward added to the "
+                        "gradients that the update before had used",
                     ),
-                    where=next(iter(windows[0].get("backward_at", ())), None),
-                    step=windows[0]["update"],
+                    where=next(iter(first.get("backward_at", ())), None),
+                    step=first["update"],
                     explains=False,
                 )
     return None

@@ -15,6 +15,7 @@ import torch
 
 MOST_NODES = 48
 MOST_TERMS = 8
+_MOST_FACTORS = 6
 _NO, _MEAN, _SUM = 0, 1, 2
 """How torch numbers reductions."""
 _THROUGH = (
@@ -49,47 +50,67 @@ class Term:
     mean: bool
     weighted: bool
     """Units have weights of their own, such as those of classes."""
+    by: tuple[tuple[str, float], ...] = ()
+    """What the loss was multiplied and divided by on the way, the last one first."""
 
 
 def terms(loss: torch.Tensor) -> list[tuple[Any, ...]]:
     """Return the terms of a loss as JSON can hold them, at most a few."""
     found: list[Term] = []
-    ahead: deque[tuple[Any, float]] = deque([(loss.grad_fn, 1.0)])
+    ahead: deque[tuple[Any, _Path]] = deque([(loss.grad_fn, _Path())])
     for _ in range(MOST_NODES):
         if not ahead or len(found) >= MOST_TERMS:
             break
-        node, factor = ahead.popleft()
+        node, path = ahead.popleft()
         if node is None:
             continue
         name = str(node.name()).rpartition("::")[2].partition("Backward")[0].lstrip("_")
         if name in ("Mul", "Div"):
             by = _scalar(node)
-            if by is not None and by != 0.0:
-                factor = factor * by if name == "Mul" else factor / by
-            elif by != 0.0:
-                found.append(Term(name, factor, None, factor, False, False))
+            if by == 0.0:
                 continue
+            if by is None:
+                found.append(_uncounted(name, path))
+                continue
+            path = path.then(name, by)
         elif name == "Neg":
-            factor = -factor
+            path = path.then("Mul", -1.0)
         elif name == "Mean" and int(getattr(node, "_saved_self_sym_numel", 0)) == 1:
             pass
         elif name not in _THROUGH:
-            found.append(_term(node, name, factor))
+            found.append(_term(node, name, path))
             continue
-        ahead.extend((following, factor) for following, _ in node.next_functions)
+        ahead.extend((following, path) for following, _ in node.next_functions)
     return [astuple(term) for term in found if math.isfinite(term.weight)]
 
 
-def _term(node: Any, name: str, factor: float) -> Term:
+@dataclass(frozen=True)
+class _Path:
+    """The factors between a loss and a node of its graph."""
+
+    factor: float = 1.0
+    by: tuple[tuple[str, float], ...] = ()
+
+    def then(self, name: str, by: float) -> _Path:
+        factor = self.factor * by if name == "Mul" else self.factor / by
+        return _Path(factor, (*self.by, (name, by))[:_MOST_FACTORS])
+
+
+def _uncounted(name: str, path: _Path) -> Term:
+    return Term(name, path.factor, None, path.factor, False, False, path.by)
+
+
+def _term(node: Any, name: str, path: _Path) -> Term:
+    factor, by = path.factor, path.by
     if name == "Mean" and hasattr(node, "_saved_self_sym_numel"):
         count = float(node._saved_self_sym_numel)
-        return Term(name, factor / count, count, factor, True, False)
+        return Term(name, factor / count, count, factor, True, False, by)
     if name == "Sum" and hasattr(node, "_saved_self_sym_sizes"):
         count = float(math.prod(node._saved_self_sym_sizes))
-        return Term(name, factor, count, factor, False, False)
+        return Term(name, factor, count, factor, False, False, by)
     reduction = getattr(node, "_saved_reduction", None)
     if reduction not in (_MEAN, _SUM):
-        return Term(name, factor, None, factor, False, False)
+        return _uncounted(name, path)
     weighted = False
     if name.startswith("NllLoss"):
         total = _saved(node, "total_weight")
@@ -99,27 +120,26 @@ def _term(node: Any, name: str, factor: float) -> Term:
         of = _saved(node, "self")
         found = None if of is None else float(of.numel())
     if reduction == _SUM:
-        return Term(name, factor, found, factor, False, weighted)
+        return Term(name, factor, found, factor, False, weighted, by)
     weight = factor / found if found else math.nan
-    return Term(name, weight, found, factor, True, weighted)
+    return Term(name, weight, found, factor, True, weighted, by)
 
 
 def _scalar(node: Any) -> float | None:
     """Return the number that a node multiplies or divides by, if it is one."""
-    if not hasattr(node, "_raw_saved_other"):
-        other = getattr(node, "_saved_other", None)
-        return float(other) if isinstance(other, int | float) else None
-    for name in ("other", "self"):
-        tensor = _saved(node, name)
-        # What a division keeps of the numerator is no factor.
-        if tensor is not None and (name == "other" or node.name().startswith("Mul")):
-            return float(tensor.detach()) if tensor.numel() == 1 else None
+    # What a division keeps of the numerator is no factor.
+    for name in ("other", "self") if "Mul" in node.name() else ("other",):
+        kept = _saved(node, name)
+        if isinstance(kept, torch.Tensor):
+            return float(kept.detach()) if kept.numel() == 1 else None
+        if isinstance(kept, int | float):
+            return float(kept)
     return None
 
 
 def _saved(node: Any, name: str) -> Any:
-    """Return a tensor that a node has kept; None where that would run a hook of the user's."""
+    """Return what a node has kept; None where that would run a hook of the user's."""
     raw = getattr(node, f"_raw_saved_{name}", None)
-    if raw is None or getattr(raw, "unpack_hook", None) is not None:
+    if getattr(raw, "unpack_hook", None) is not None:
         return None
     return getattr(node, f"_saved_{name}", None)
