@@ -160,8 +160,17 @@ def rank_local(look: Look) -> set[str]:
     unequal = [d for d in differences(start) if d.kind == "parameter"]
     also = {d.name for d in differences(gradients) if d.kind == "gradient"}
     also |= _without_gradient(gradients)
-    return {
+    local = {
         d.name for d in unequal if (d.structural or d.name in also) and not _wrapped(start, d.name)
+    }
+    # The bias of an expert, or of a column of a layer, is zero on every rank to begin with.
+    layers = {name.rpartition(".")[0] for name in local if "." in name}
+    return local | {
+        entry.name
+        for entries, _ in start.values()
+        for entry in entries
+        if entry.constant and not entry.wrapped
+        if entry.name in also and entry.name.rpartition(".")[0] in layers
     }
 
 

@@ -24,6 +24,8 @@ AVERAGING = ("PostLocalSGDOptimizer",)
 """Optimizers between whose averages the replicas differ on purpose."""
 
 
+_BIAS = 1 << 16
+"""Elements that a bias has at most."""
 _NO_SETTING = ("params", "param_names")
 
 
@@ -60,6 +62,7 @@ class Stream:
                         dtype=str(parameter.dtype).removeprefix("torch."),
                         cohort=cohort_of(parameter, rank, sharded=about.sharded),
                         wrapped=about.wrapped,
+                        constant=_is_constant(local_part(parameter)),
                     )
                 )
         self._ids = [id(p) for p in self._parameters]
@@ -168,6 +171,14 @@ class Stream:
                         )
                     )
         return found
+
+
+def _is_constant(tensor: torch.Tensor) -> bool:
+    """Say whether a bias or a scale is as it was initialised; larger tensors never are."""
+    if not 0 < tensor.numel() <= _BIAS or tensor.layout != torch.strided or tensor.is_meta:
+        return False
+    with torch.no_grad():
+        return bool((tensor == tensor.reshape(-1)[0]).all())
 
 
 def _settings(groups: list[dict[str, Any]]) -> tuple[list[Entry], list[int]]:

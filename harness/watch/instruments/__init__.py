@@ -62,6 +62,10 @@ class Instruments:
         safely("parameters", self._parameters.described)(number, optimizer, update, held)
         safely("parameters", self._parameters.before_update)(number, update)
 
+    def averages(self, number: int) -> bool:
+        """Say whether an optimizer's replicas differ on purpose between averages."""
+        return bool(self._parameters.modules(number) & self._wrappers.averaging)
+
     def before_update(self, number: int, optimizer: torch.optim.Optimizer, update: int) -> None:
         """Note that an optimizer is about to make an update."""
         self._bookkeeping.before_update(number, optimizer, update)

@@ -44,6 +44,8 @@ class _Optimizer:
         self.held = held
         self.wrappers = 0
         """How many there were when the owners of its parameters were looked up."""
+        self.modules: frozenset[int] = frozenset()
+        """Numbers of the wrappers that its parameters are below."""
         self.flags: list[tuple[bool, bool]] = []
         self.versions: list[int] = []
 
@@ -74,6 +76,8 @@ class Parameters:
     def _describe(self, number: int, known: _Optimizer, update: int) -> None:
         known.wrappers = len(self._context.wrappers)
         owners = self._owners()
+        of = {owners[id(p)][0] for _, p in known.alive() if id(p) in owners}
+        known.modules = frozenset(of)
         self._context.journal.write(
             "optimizer",
             optimizer=number,
@@ -83,6 +87,11 @@ class Parameters:
                 [name, *owners.get(id(p), (None, "")), p.requires_grad] for name, p in known.alive()
             ][:MOST],
         )
+
+    def modules(self, number: int) -> frozenset[int]:
+        """Return the numbers of the wrappers that an optimizer's parameters are below."""
+        known = self._optimizers.get(number)
+        return frozenset() if known is None else known.modules
 
     def before_update(self, number: int, update: int) -> None:
         """Note parameters without a gradient, and those written since the last update."""

@@ -22,6 +22,7 @@ from harness.watch.modules import local_part
 
 SYNCHRONISED, FROZEN, IGNORED, ABSENT = "synchronised", "frozen", "ignored", "absent"
 """What a parameter was to its wrapper when it was made: only the first kind has a hook."""
+_AVERAGING = ("post_localSGD_hook",)
 _CONVERSIONS = ("bfloat16", "cpu", "cuda", "double", "float", "half", "to", "type")
 """Methods of a module that may change the type or device of its parameters."""
 
@@ -50,6 +51,8 @@ class Wrappers:
         self._context = context
         self._digest = Digester()
         self._wrappers: dict[int, _Wrapper] = {}
+        self.averaging: set[int] = set()
+        """Those between whose averages the replicas differ on purpose."""
         self._types: dict[int, dict[str, str]] = {}
         self._patches = Patches()
         for name in _CONVERSIONS:
@@ -85,14 +88,16 @@ class Wrappers:
         buffers = getattr(
             module, "forward_sync_buffers", getattr(module, "broadcast_buffers", True)
         )
-        hooks = [hook for hook, _ in getattr(module, "_comm_hooks", ())]
+        hooks = [_title(hook) for hook, _ in getattr(module, "_comm_hooks", ())]
+        if set(hooks) & set(_AVERAGING):
+            self.averaging.add(number)
         self._context.journal.write(
             "wrapper",
             module=number,
             sync_buffers=bool(buffers),
             find_unused_parameters=bool(module.find_unused_parameters),
             static_graph=bool(module.static_graph),
-            hooks=[getattr(hook, "__name__", type(hook).__name__) for hook in hooks],
+            hooks=hooks,
             ignored=sorted(getattr(module, "parameters_to_ignore", ()))[:MOST],
             digests=self._digests(module.module),
         )
@@ -154,6 +159,10 @@ class Wrappers:
                     after=after[changed[0]],
                     at=call_site(),
                 )
+
+
+def _title(hook: Any) -> str:
+    return str(getattr(hook, "__name__", type(hook).__name__))
 
 
 def _share(one: nn.Module, other: nn.Module) -> bool:
