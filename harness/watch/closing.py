@@ -8,6 +8,7 @@ from typing import Any
 
 from harness.causes import Diagnosis, Strength, diagnose
 from harness.watch.answer import Answer, ranks
+from harness.watch.audit.summary import audit_notes
 from harness.watch.damage import Damage, spread
 from harness.watch.divergence import Divergence, divergence, from_json, rank_local
 from harness.watch.evidence import Evidence
@@ -111,6 +112,7 @@ def _answer(
         watcher.folder, watcher.peers, watcher.world_size, divergence=what, source=source
     )
     diagnoses = tuple(diagnose(evidence))
+    notes += audit_notes(evidence)
     if what is not None or any(one.strength > Strength.FACT for one in diagnoses):
         return Answer(
             exit_code=exit_code(evidence, diagnoses, FAULT_FOUND),

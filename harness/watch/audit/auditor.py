@@ -25,6 +25,8 @@ _COMPRESSION = {
     "bf16_compress_hook": torch.finfo(torch.bfloat16).eps,
 }
 """Communication hooks -> epsilon of what they send."""
+_EARLY = 8
+"""Updates until which every optimizer is expected to have made its first one."""
 _AVERAGING = ("PostLocalSGDOptimizer",)
 
 
@@ -40,6 +42,8 @@ class Auditor:
         """Optimizer -> its next update to be audited."""
         self._next: dict[int, int] = {}
         self._holders: dict[int, set[int]] = {}
+        self._updates = 0
+        self._began = time.perf_counter()
         self._recorder.arm(True)
 
     def close(self) -> None:
@@ -90,10 +94,13 @@ class Auditor:
             return
         self._due[number] = (update // self._every + 1) * self._every
         parameters = self._parameters(known, held)
+        eps = [torch.finfo(p.dtype).eps for p in parameters.values()]
+        eps += [_COMPRESSION.get(hook, 0.0) for hook in self._hooks(known)]
         reasons = self._reasons(optimizer, known, held, update)
         if len(peers) < world_size:
             reasons.append("ranks of other hosts write elsewhere; type --folder")
-        mine = contribution(self._recorder, known, reasons, _checksum(parameters))
+        checksum = 0.0 if reasons else _checksum(parameters)
+        mine = contribution(self._recorder, known, reasons, checksum)
         mine.write(folder.audit(number, update, rank))
         paths = {peer: folder.audit(number, update, peer) for peer in peers}
         if all(path.exists() for path in paths.values()) and folder.claim(
@@ -109,27 +116,33 @@ class Auditor:
                     {n: self._recorder.holders[n].root for n in known},
                     self._gradients(parameters, self._recorder.after_backward),
                     self._gradients(parameters, self._recorder.before_clip),
-                    coarsest=max(
-                        [
-                            *(torch.finfo(p.dtype).eps for p in parameters.values()),
-                            *(_COMPRESSION[hook] for hook in self._hooks(known)),
-                        ]
-                    ),
+                    coarsest=max(eps, default=0.0),
                     world_size=world_size,
                 )
             finally:
                 self._context.closed = before
             self._context.journal.write("audit", optimizer=number, update=update, **found)
-        spent = 1000 * (time.perf_counter() - began)
+        ended = time.perf_counter()
         self._context.journal.write(
-            "audit cost", optimizer=number, update=update, milliseconds=round(spent, 3)
+            "audit cost",
+            optimizer=number,
+            update=update,
+            milliseconds=round(1000 * (ended - began), 3),
+            elapsed=round(ended - self._began, 3),
         )
 
     def after_update(self, number: int, update: int) -> None:
         """Make room for what comes next, and listen only if that is audited."""
         self._next[number] = update + 1
         self._recorder.forget(self._holders.get(number, set()))
-        self._recorder.arm(any(self._next.get(n, due) >= due for n, due in self._due.items()))
+        self._updates += 1
+        due = any(self._next.get(n, due) >= due for n, due in self._due.items())
+        self._recorder.arm(due or self._more_to_come())
+
+    def _more_to_come(self) -> bool:
+        """Say whether a module is still without an optimizer: that of a second model, perhaps."""
+        with_one = set().union(*self._holders.values())
+        return self._updates < _EARLY and len(with_one) < len(self._recorder.holders)
 
     def _known(self, held: set[int]) -> set[int]:
         """Return the numbers of the modules that hold these parameters, new ones included."""
@@ -159,18 +172,18 @@ class Auditor:
         self, optimizer: Optimizer, known: set[int], held: set[int], update: int
     ) -> list[str]:
         found = []
+        if not known:
+            found.append("the parameters of the optimizer are in no module that is known")
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if type(optimizer).__name__ in _AVERAGING:
             found.append("replicas differ on purpose between averages")
         if any(type(p).__name__ in _SHARDED or hasattr(p, "placements") for p in parameters):
-            found.append("parameters are sharded (FSDP or tensor parallel)")
+            return [*found, "parameters are sharded (FSDP or tensor parallel)"]
         unknown = [hook for hook in self._hooks(known) if hook not in _COMPRESSION]
         if unknown:
             found.append(f"a communication hook changes the gradients ({unknown[0]})")
         for number in sorted(known):
             holder = self._recorder.holders[number]
-            if type(holder.root).__name__ == "FullyShardedDataParallel":
-                found.append("parameters are sharded (FSDP or tensor parallel)")
             now = version(holder.root)
             passes = [p for p in self._recorder.passes if p.holder == number and p.gradients]
             if any(one.version != now for one in passes):

@@ -32,11 +32,10 @@ class Contribution:
         """Number of a backward pass -> its place among those of this update."""
         return {number: place for place, number in enumerate(sorted(self.backwards))}
 
-    def losses(self, rank: int) -> dict[Cell, list[dict[str, Any]]]:
-        """Return the losses of each micro-batch."""
+    def cells(self, rank: int) -> dict[Cell, dict[str, Any]]:
+        """Return the backward passes by rank and place."""
         return {
-            (rank, place): self.backwards[number]["losses"]
-            for number, place in self.micro_batches.items()
+            (rank, place): self.backwards[number] for number, place in self.micro_batches.items()
         }
 
     def write(self, path: Path) -> None:
@@ -106,7 +105,6 @@ def _plain(one: BackwardPass, rows: int) -> dict[str, Any]:
         "rows": rows,
         "value": None if one.value is None else float(one.value),
         "at": one.at,
-        "by_world": one.by_world,
         "losses": [_weighted(reduction) for reduction in _telling(one.graph.reductions)],
     }
 

@@ -42,9 +42,9 @@ def examine(
         coarsest: epsilon of the coarsest dtype that the gradients went through.
         world_size: number of ranks.
     """
-    backwards: dict[Cell, list[dict[str, Any]]] = {}
+    backwards: dict[Cell, dict[str, Any]] = {}
     for rank, one in everyone.items():
-        backwards |= one.losses(rank)
+        backwards |= one.cells(rank)
     lined_up, unknown = losses(backwards)
     found = _described(everyone) | {
         "weighting": UNKNOWN if unknown else [loss.weighting for loss in lined_up],
@@ -103,7 +103,6 @@ def _described(everyone: Mapping[int, Contribution]) -> dict[str, Any]:
         "rows": _each(everyone, "rows"),
         "values": _each(everyone, "value"),
         "at": first.get("at"),
-        "by_world": any(b["by_world"] for one in everyone.values() for b in one.backwards.values()),
     }
 
 

@@ -5,12 +5,8 @@ Between audited updates it has no hook on any module.
 
 from __future__ import annotations
 
-import linecache
-import re
-import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 import torch
@@ -24,17 +20,10 @@ from harness.watch.instruments.context import Context
 from harness.watch.instruments.forward import ForwardHook
 from harness.watch.instruments.patches import Patches
 
+NAME = "replay audit"
 MOST_PASSES = 256
 MOST_BYTES = 1 << 30
 """What is kept before one update; a script that makes more is not audited."""
-_WORLD = re.compile(
-    r"[*/]=?\s*(float\()?[\w.]*(world|n_?gpus?|num_?(gpus?|processes|replicas|ranks)|nprocs)"
-    r"|(world_size\w*|n_?gpus?|num_(processes|replicas|ranks))(\(\))?\s*\*",
-    re.IGNORECASE,
-)
-_LINES_ABOVE = 12
-NAME = "replay audit"
-_LINES_BELOW = 60
 _LATEST = 4
 """Updates after which the backward pass of a forward pass is no longer expected."""
 
@@ -45,8 +34,6 @@ class BackwardPass:
 
     value: torch.Tensor | None
     at: str | None
-    by_world: bool
-    """The lines that lead to it multiply or divide by something named after the world size."""
     graph: LossGraph
 
 
@@ -80,7 +67,6 @@ class Recorder:
         self._armed = False
         self._open: ForwardPass | None = None
         self._current: int | None = None
-        self._by_world = False
         self._count = 0
         self._bytes = 0
         self._patches = Patches()
@@ -143,7 +129,6 @@ class Recorder:
         self.before_clip.clear()
         self.after_backward.clear()
         self.reasons.clear()
-        self._by_world = False
         self._open = None
 
     def _hook(self, number: int) -> None:
@@ -196,7 +181,6 @@ class Recorder:
         if torch._C._current_graph_task_id() != -1:
             return
         self._open = None
-        self._by_world |= _by_world_below()
         nodes = output_nodes(result, made.entered)
         if not nodes:
             return
@@ -223,6 +207,8 @@ class Recorder:
         if not self._armed or torch._C._current_graph_task_id() != -1:
             return
         self._open = None
+        # A step that a scaler has skipped was clipped as well.
+        self.before_clip.clear()
         for number, holder in enumerate(self.holders):
             mine = [one for one in self.passes if one.holder == number and one.gradients]
             if _cleared(holder.root):
@@ -237,7 +223,6 @@ class Recorder:
         self.backwards[self._current] = BackwardPass(
             value=made_from[0].detach().clone() if made_from[0].numel() == 1 else None,
             at=call_site(),
-            by_world=self._by_world or _by_world(),
             graph=loss_graph(made_from, of_interest),
         )
 
@@ -271,36 +256,3 @@ def _gradients(holders: Sequence[Holder], *, averaged: bool) -> dict[int, torch.
         for p in holder.root.parameters()
         if p.grad is not None
     }
-
-
-def _by_world() -> bool:
-    """Look at the lines above a call of backward, in the user's function that calls it."""
-    frame = _user_frame()
-    if frame is None:
-        return False
-    first = max(frame.f_code.co_firstlineno, frame.f_lineno - _LINES_ABOVE)
-    return _mentions_world(frame.f_code.co_filename, first, frame.f_lineno)
-
-
-def _by_world_below() -> bool:
-    """Look at the lines below a call of the model, to the end of the function that calls it."""
-    frame = _user_frame()
-    if frame is None:
-        return False
-    last = max((line for *_, line in frame.f_code.co_lines() if line), default=0)
-    last = min(last, frame.f_lineno + _LINES_BELOW)
-    return _mentions_world(frame.f_code.co_filename, frame.f_lineno, last)
-
-
-def _mentions_world(path: str, first: int, last: int) -> bool:
-    lines = (linecache.getline(path, number) for number in range(first, last + 1))
-    return any(_WORLD.search(line.partition("#")[0]) for line in lines)
-
-
-def _user_frame() -> FrameType | None:
-    site = call_site()
-    path = None if site is None else site.rpartition(":")[0]
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename != path:
-        frame = frame.f_back
-    return frame

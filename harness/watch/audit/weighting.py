@@ -98,31 +98,41 @@ class Loss:
         return high - low <= self.tolerance * max(abs(low), abs(high))
 
 
-def losses(backwards: Mapping[Cell, Sequence[Mapping[str, Any]]]) -> tuple[list[Loss], str | None]:
+def losses(backwards: Mapping[Cell, Mapping[str, Any]]) -> tuple[list[Loss], str | None]:
     """Line up the losses of all backward passes; return them, or why that cannot be done.
 
+    Passes that are called from different lines are no micro-batches of one loss: a discriminator
+    has one for what is real and one for what is not.
+
     Args:
-        backwards: rank and micro-batch -> the losses there, with kind, how, count, weight, alike
-            and tolerance.
+        backwards: rank and number of the pass -> its line, and its losses with kind, how, count,
+            weight, alike and tolerance.
     """
-    if not any(backwards.values()):
-        return [], "the loss is not one whose rows could be counted"
-    if any(not one["alike"] for found in backwards.values() for one in found):
-        return [], "the script gives each row of a loss a weight of its own"
-    structures = {tuple((one["kind"], one["how"]) for one in found) for found in backwards.values()}
-    if len(structures) > 1:
-        return [], "the ranks or micro-batches have different losses"
-    (structure,) = structures
-    return [
-        Loss(
-            kind=kind,
-            how=how,
-            counts={cell: found[place]["count"] for cell, found in backwards.items()},
-            weights={cell: found[place]["weight"] for cell, found in backwards.items()},
-            tolerance=max(found[place]["tolerance"] for found in backwards.values()),
-        )
-        for place, (kind, how) in enumerate(structure)
-    ], None
+    sites: dict[str | None, dict[Cell, list[dict[str, Any]]]] = {}
+    for cell, one in sorted(backwards.items()):
+        sites.setdefault(one["at"], {})[cell] = one["losses"]
+    found: list[Loss] = []
+    for passes in sites.values():
+        if not all(passes.values()):
+            return [], "the loss is not one whose rows could be counted"
+        if any(not one["alike"] for made in passes.values() for one in made):
+            return [], "the script gives each row of a loss a weight of its own"
+        structures = {tuple((o["kind"], o["how"]) for o in made) for made in passes.values()}
+        if len(structures) > 1:
+            return [], "the ranks or micro-batches have different losses"
+        (structure,) = structures
+        found += [_loss(passes, place, *about) for place, about in enumerate(structure)]
+    return found, None if found else "the loss is not one whose rows could be counted"
+
+
+def _loss(passes: Mapping[Cell, list[dict[str, Any]]], place: int, kind: str, how: str) -> Loss:
+    return Loss(
+        kind=kind,
+        how=how,
+        counts={cell: made[place]["count"] for cell, made in passes.items()},
+        weights={cell: made[place]["weight"] for cell, made in passes.items()},
+        tolerance=max(made[place]["tolerance"] for made in passes.values()),
+    )
 
 
 def corrections(found: Sequence[Loss]) -> dict[Cell, float] | None:
@@ -130,14 +140,21 @@ def corrections(found: Sequence[Loss]) -> dict[Cell, float] | None:
 
     None where the losses of one backward pass need different factors.
     """
-    uneven = [loss for loss in found if loss.weighting != EQUAL]
-    if not uneven:
-        return {cell: 1.0 for loss in found for cell in loss.counts}
-    main = max(uneven, key=lambda loss: abs(loss.mean_weight) * loss.total)
-    factors = {cell: 1 / w if w else 0.0 for cell, w in main.relative().items()}
+    factors: dict[Cell, float] = {}
+    together: dict[frozenset[Cell], list[Loss]] = defaultdict(list)
     for loss in found:
-        others = {c: w * factors.get(c, 0.0) for c, w in loss.relative().items()}
-        low, high = min(others.values(), default=0.0), max(others.values(), default=0.0)
-        if high - low > main.tolerance * max(abs(low), abs(high)):
-            return None
+        together[frozenset(loss.counts)].append(loss)
+    for cells, among in together.items():
+        uneven = [loss for loss in among if loss.weighting != EQUAL]
+        if not uneven:
+            factors |= dict.fromkeys(cells, 1.0)
+            continue
+        main = max(uneven, key=lambda loss: abs(loss.mean_weight) * loss.total)
+        mine = {cell: 1 / w if w else 0.0 for cell, w in main.relative().items()}
+        for loss in among:
+            others = [w * mine.get(cell, 0.0) for cell, w in loss.relative().items()]
+            low, high = min(others, default=0.0), max(others, default=0.0)
+            if high - low > main.tolerance * max(abs(low), abs(high)):
+                return None
+        factors |= dict.fromkeys(cells, 0.0) | mine
     return factors
