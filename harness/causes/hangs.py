@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.causes.cause import Diagnosis, Strength, cause
+from harness.causes.parallel import reduced_in_another_order
 from harness.causes.rendezvous import is_rendezvous
 from harness.errors import peer_was_lost
 from harness.waiting import IN_VAIN
@@ -360,7 +361,9 @@ for name in sorted(values):      # not the order of a set, or of os.listdir
 def collective_order_differs(evidence: Evidence) -> Diagnosis | None:
     """Recognise the same calls in another order."""
     found = _undisturbed(evidence)
-    if found is None or found.kind != ORDER:
+    if found is None:
+        return reduced_in_another_order(evidence)
+    if found.kind != ORDER:
         return None
     mine, theirs = found.calls[found.odd[0]], found.calls[found.others[0]]
     if mine is None or theirs is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from harness.causes.cause import Diagnosis, Strength, cause, listed
 from harness.causes.unequal import Unequal, unequal_gradients
 from harness.watch.evidence import Evidence
@@ -71,13 +73,52 @@ def reduction_left_out(evidence: Evidence) -> Diagnosis | None:
     unequal, replicas, _ = bare
     if len(unequal.names) == unequal.compared or _has_odd_ranks(unequal):
         return None
+    orders = _reduced(unequal)
+    reduced = {name for names in orders.values() for name in names}
+    if reduced & set(replicas):
+        return None
     return Diagnosis(
-        strength=Strength.LIKELY,
+        # Gradients may be reduced in one flat tensor, which is not seen.
+        strength=Strength.PROVEN if len(orders) == len(evidence.ranks) else Strength.LIKELY,
         because=(
-            f"no wrapper holds {listed(replicas)}; the gradients of "
-            f"{unequal.compared - len(unequal.names)} other parameters were equal",
+            f"no wrapper holds {listed(replicas)}, and no rank reduced the gradient; the gradients "
+            f"of {unequal.compared - len(unequal.names)} other parameters were equal",
         ),
         tensor=replicas[0],
+    )
+
+
+def _reduced(unequal: Unequal) -> dict[int, list[str]]:
+    """Return rank -> the gradients that it reduced itself before the update, in its order."""
+    found = {}
+    for rank in unequal.evidence.ranks:
+        event = unequal.evidence.latest("reduced_by_hand", rank, unequal.optimizer, unequal.step)
+        if event is not None:
+            found[rank] = list(event["names"])
+    return found
+
+
+def reduced_in_another_order(evidence: Evidence) -> Diagnosis | None:
+    """Recognise gradients that ranks have reduced one by one, in an order of their own."""
+    unequal = unequal_gradients(evidence)
+    orders = {} if unequal is None else _reduced(unequal)
+    if unequal is None or len(orders) < len(evidence.ranks):
+        return None
+    counts = Counter(map(tuple, orders.values())).most_common()
+    if len(counts) < 2 or len({tuple(sorted(order)) for order, _ in counts}) > 1:
+        return None
+    usual, members = counts[0]
+    odd = [rank for rank, order in orders.items() if tuple(order) != usual]
+    mine = orders[odd[0]]
+    place = next(i for i, name in enumerate(usual) if mine[i] != name)
+    return Diagnosis(
+        strength=Strength.PROVEN,
+        because=(
+            f"reduction {place} of this update was of {mine[place]} on rank {odd[0]} and of "
+            f"{usual[place]} on others: sums of unrelated gradients",
+        ),
+        ranks=tuple(odd) if 2 * members > len(orders) else (),
+        tensor=mine[place],
     )
 
 

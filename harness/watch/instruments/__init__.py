@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from harness.watch.instruments.backward import Backward
 from harness.watch.instruments.bookkeeping import Bookkeeping
 from harness.watch.instruments.buffers import Buffers
+from harness.watch.instruments.by_hand import ByHand
 from harness.watch.instruments.context import Context, Instrument
 from harness.watch.instruments.forward import Forward
 from harness.watch.instruments.parameters import Held, Parameters
@@ -30,6 +31,7 @@ class Instruments:
         self._wrappers = Wrappers(context)
         self._parameters = Parameters(context, self._wrappers.owners)
         self._buffers = Buffers(context)
+        self._by_hand = ByHand(context)
         self._forward.first_forward.append(self._wrappers.describe)
         self._all: list[Instrument] = [
             self._backward,
@@ -37,6 +39,7 @@ class Instruments:
             self._wrappers,
             self._parameters,
             self._buffers,
+            self._by_hand,
             Scaling(context),
         ]
 
@@ -60,7 +63,7 @@ class Instruments:
         """Note which parameters an optimizer holds from this update on."""
         safely = self._context.safely
         safely("parameters", self._parameters.described)(number, optimizer, update, held)
-        safely("parameters", self._parameters.before_update)(number, update)
+        self._look(number, update)
 
     def averages(self, number: int) -> bool:
         """Say whether an optimizer's replicas differ on purpose between averages."""
@@ -71,7 +74,13 @@ class Instruments:
         self._bookkeeping.before_update(number, optimizer, update)
         safely = self._context.safely
         safely("wrappers", self._wrappers.before_update)()
-        safely("parameters", self._parameters.before_update)(number, update)
+        self._look(number, update)
+
+    def _look(self, number: int, update: int) -> None:
+        safely, held = self._context.safely, self._parameters.alive(number)
+        if held:
+            safely("parameters", self._parameters.before_update)(number, update)
+            safely("gradients reduced by hand", self._by_hand.before_update)(number, update, held)
 
     def after_update(self, number: int, optimizer: torch.optim.Optimizer, update: int) -> None:
         """Note that it has made it, and close the window between two updates."""

@@ -88,6 +88,11 @@ class Parameters:
             ][:MOST],
         )
 
+    def alive(self, number: int) -> list[tuple[str, torch.Tensor]]:
+        """Return the parameters of an optimizer, each with its name; none before the first look."""
+        known = self._optimizers.get(number)
+        return [] if known is None else known.alive()
+
     def modules(self, number: int) -> frozenset[int]:
         """Return the numbers of the wrappers that an optimizer's parameters are below."""
         known = self._optimizers.get(number)

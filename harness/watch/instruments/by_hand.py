@@ -1,0 +1,51 @@
+"""Gradients that the script reduces itself, one by one: which, and in which order."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from harness.watch.instruments.context import Context
+from harness.watch.instruments.patches import Patches
+
+MOST = 256
+"""Reductions between two updates that are remembered."""
+
+
+class ByHand:
+    """Observes `all_reduce` of tensors that turn out to be gradients of an optimizer."""
+
+    def __init__(self, context: Context) -> None:
+        """Put functions around torch's own."""
+        self._context = context
+        self._reduced: list[weakref.ref[torch.Tensor]] = []
+        self._names: dict[int, list[str]] = {}
+        self._patches = Patches()
+        asked = context.safely("gradients reduced by hand", self._asked)
+        for owner in (dist, dist.distributed_c10d):
+            self._patches.around(owner, "all_reduce", before=asked)
+
+    def close(self) -> None:
+        """Put torch's own functions back."""
+        self._patches.close()
+
+    def before_update(self, number: int, update: int, held: list[tuple[str, torch.Tensor]]) -> None:
+        """Note in which order gradients were reduced, where it is not that of the update before."""
+        if not self._reduced:
+            return
+        names = {id(p.grad): name for name, p in held if p.grad is not None}
+        alive = [tensor for reference in self._reduced if (tensor := reference()) is not None]
+        self._reduced.clear()
+        order = [names[id(tensor)] for tensor in alive if id(tensor) in names]
+        if order and order != self._names.get(number):
+            self._names[number] = order
+            self._context.journal.write(
+                "reduced_by_hand", optimizer=number, update=update, names=order
+            )
+
+    def _asked(self, tensor: Any = None, *_: Any, **__: Any) -> None:
+        if isinstance(tensor, torch.Tensor) and len(self._reduced) < MOST:
+            self._reduced.append(weakref.ref(tensor))
