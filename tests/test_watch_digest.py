@@ -7,7 +7,8 @@ import random
 import pytest
 import torch
 
-from harness.watch.digest import BLOCK, LARGE, Digester
+from harness.watch.digest import Digester
+from harness.watch.digest_plan import BLOCK, LARGE
 from harness.watch.product import MANY, ROW, SUMS, random_bytes
 
 SIZES = [1, 2, 3, 7, 64, 511, 513, LARGE // 4 - 1, LARGE // 4, LARGE // 4 + 3, LARGE + 5]

@@ -18,125 +18,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from harness.watch.product import ROW, SUMS, multiply, random_bytes
+from harness.watch.digest_plan import Plan
+from harness.watch.pending import Coming, Pending
 from harness.watch.sample import is_sampled, sample
 
-LARGE = 1 << 17
-"""Bytes from which a tensor is read in place; smaller ones are copied together first."""
-BLOCK = ROW // (4 * SUMS)
-"""Rows whose sums make a row of the second product."""
 _PLANS = 16
 """Sets of tensors remembered at the same time; a network with unused parameters has several."""
-
-
-class _BlockWeights:
-    """Random odd 64-bit numbers, SUMS for each block, the same for the n-th one of any tensor."""
-
-    def __init__(self) -> None:
-        self._table = torch.empty((0, SUMS), dtype=torch.int64, device="cpu")
-
-    def first(self, blocks: int) -> torch.Tensor:
-        if len(self._table) < blocks:
-            size = 1 << max(blocks - 1, 63).bit_length()
-            raw = bytearray(random_bytes("blocks", size * SUMS * 8))
-            self._table = torch.frombuffer(raw, dtype=torch.int64).view(size, SUMS) | 1
-        return self._table[:blocks]
-
-
-_BLOCKS = _BlockWeights()
-
-
-@dataclass(frozen=True)
-class _InPlace:
-    """A large tensor: its whole rows are read where they are."""
-
-    index: int
-    sums: torch.Tensor
-    """Where the sums of its whole rows go."""
-    slot: torch.Tensor | None
-    """Where the bytes beyond them are copied to; None if there are none."""
-
-
-class _Plan:
-    """The buffers and weights for one list of shapes on one device, made once."""
-
-    def __init__(self, tensors: Sequence[torch.Tensor | None], device: torch.device) -> None:
-        sizes = [0 if tensor is None else tensor.nbytes for tensor in tensors]
-        whole = [size // ROW if size >= LARGE else 0 for size in sizes]
-        rows = [-(-size // ROW) for size in sizes]
-        blocks = [-(-count // BLOCK) for count in rows]
-        copied = sum(all_ - whole_ for all_, whole_ in zip(rows, whole, strict=True))
-        self._scratch = torch.zeros((copied, ROW), dtype=torch.int8, device=device)
-        self._scratch_sums = torch.empty((copied, SUMS), dtype=torch.int32, device=device)
-        self._sums = torch.zeros((sum(blocks) * BLOCK, SUMS), dtype=torch.int32, device=device)
-        self._block_sums = torch.empty((sum(blocks), SUMS), dtype=torch.int32, device=device)
-        self._ordered = torch.empty(0, dtype=torch.int8, device=device)
-        self._large: list[_InPlace] = []
-        self._small: list[int] = []
-        self._slots: list[torch.Tensor] = []
-        places: list[int] = []
-        owners: list[int] = []
-        first = 0
-        for index, (tensor, size) in enumerate(zip(tensors, sizes, strict=True)):
-            rest = self._scratch[len(places) : len(places) + rows[index] - whole[index]]
-            slot = rest.view(-1)[: size - whole[index] * ROW]
-            if tensor is not None and whole[index]:
-                sums = self._sums[first : first + whole[index]]
-                self._large.append(_InPlace(index, sums, slot if len(slot) else None))
-            elif tensor is not None and size:
-                self._small.append(index)
-                self._slots.append(slot.view(tensor.dtype).view(tensor.shape))
-            places += range(first + whole[index], first + rows[index])
-            owners += [index] * blocks[index]
-            first += blocks[index] * BLOCK
-        self._places = torch.tensor(places, dtype=torch.int64, device=device)
-        self._owners = torch.tensor(owners, dtype=torch.int64, device=device)
-        salts = [_salt(tensor) for tensor in tensors]
-        self._salts = torch.tensor(salts, dtype=torch.int64, device=device)
-        weights = [_BLOCKS.first(count) for count in blocks]
-        self._weights = torch.cat(weights).to(device)
-
-    def digests(self, tensors: Sequence[torch.Tensor | None]) -> torch.Tensor:
-        """Return the digests, on the device; on a GPU nothing here waits for it."""
-        for large in self._large:
-            tensor = tensors[large.index]
-            assert tensor is not None
-            raw = self._flat(tensor).view(torch.int8)
-            split = len(large.sums) * ROW
-            multiply(raw[:split].view(-1, ROW), large.sums)
-            if large.slot is not None:
-                large.slot.copy_(raw[split:])
-        if self._slots:
-            small = [t for i in self._small if (t := tensors[i]) is not None]
-            torch._foreach_copy_(self._slots, small)
-        if len(self._scratch):
-            multiply(self._scratch, self._scratch_sums)
-            self._sums.index_copy_(0, self._places, self._scratch_sums)
-        if len(self._block_sums):
-            multiply(self._sums.view(torch.int8).view(-1, ROW), self._block_sums)
-        weighted = torch.mul(self._block_sums, self._weights).sum(1)
-        return self._salts.index_add(0, self._owners, weighted)
-
-    def _flat(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.is_contiguous():
-            return tensor.view(-1)
-        # Into the same memory every time: pages that were never touched cost more than the copy.
-        if len(self._ordered) < tensor.nbytes:
-            self._ordered = torch.empty(tensor.nbytes, dtype=torch.int8, device=tensor.device)
-        ordered = self._ordered[: tensor.nbytes].view(tensor.dtype)
-        ordered.view(tensor.shape).copy_(tensor)
-        return ordered
-
-
-def _salt(tensor: torch.Tensor | None) -> int:
-    """Tell apart what has no bytes to tell apart: absent, empty, zeros of another shape."""
-    text = "absent" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)}"
-    return int.from_bytes(random_bytes(text, 8), "little", signed=True)
+_CPU = torch.device("cpu")
+_DEFERRED = ("cuda",)
+"""Devices that compute digests themselves, behind the back of the program. Others are copied."""
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Digester:
@@ -144,7 +39,7 @@ class Digester:
 
     def __init__(self) -> None:
         """Start with no buffers."""
-        self._plans: dict[tuple[object, ...], _Plan] = {}
+        self._plans: dict[tuple[object, ...], Plan] = {}
 
     def __call__(
         self, tensors: Sequence[torch.Tensor | None], *, sampled: bool = False
@@ -152,26 +47,51 @@ class Digester:
         """Return a signed 64-bit digest of each tensor; the tensors are only read.
 
         Equal for equal dtype, shape and bits, and in practice only then. None has a digest of its
-        own. Sparse and quantised tensors, and those on other devices, are copied first.
+        own. Sparse and quantised tensors are copied first.
 
         Args:
             tensors: what to read.
             sampled: read no more than a sample of the large ones.
         """
+        digests = self.later(tensors, sampled=sampled)
+        return digests.take() if isinstance(digests, Pending) else digests
+
+    def later(
+        self,
+        tensors: Sequence[torch.Tensor | None],
+        *,
+        sampled: bool = False,
+        before: Sequence[int] = (),
+    ) -> list[int] | Pending:
+        """Return the digests after `before`, without waiting for a GPU that has them to compute.
+
+        Raises:
+            RuntimeError: the GPU is recording a graph, which digests must not become a part of.
+        """
         if not tensors:
-            return []
+            return list(before)
         with torch.no_grad(), _no_modes():
             dense = [None if t is None else _dense(t, sampled=sampled) for t in tensors]
-            digests: list[int] = self._plan(dense).digests(dense).tolist()
-            return digests
+            devices = list(dict.fromkeys([t.device for t in dense if t is not None])) or [_CPU]
+            if devices == [_CPU] and "cpu" not in _DEFERRED:
+                return [*before, *self._plan(dense, _CPU).digests(dense).tolist()]
+            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError("the update is recorded as a CUDA graph")
+            parts = []
+            for device in devices:
+                here = (None, device) if device == devices[0] else (device,)
+                places = [i for i, t in enumerate(dense) if (t if t is None else t.device) in here]
+                there = [dense[place] for place in places]
+                parts.append((places, Coming(self._plan(there, device).digests(there))))
+            return Pending(before, parts)
 
-    def _plan(self, dense: Sequence[torch.Tensor | None]) -> _Plan:
-        key = tuple([None if t is None else (t.shape, t.dtype) for t in dense])
+    def _plan(self, dense: Sequence[torch.Tensor | None], device: torch.device) -> Plan:
+        key = (device, *[None if t is None else (t.shape, t.dtype) for t in dense])
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= _PLANS:
                 del self._plans[next(iter(self._plans))]
-            plan = self._plans[key] = _Plan(dense, torch.device("cpu"))
+            plan = self._plans[key] = Plan(dense, device)
         return plan
 
 
@@ -189,7 +109,8 @@ def _without_modes():  # type: ignore[no-untyped-def]  # noqa: ANN202
 
 
 def _dense(tensor: torch.Tensor, *, sampled: bool) -> torch.Tensor:
-    tensor = tensor.detach()
+    if type(tensor) not in _PLAIN:
+        tensor = tensor.detach()
     if tensor.layout != torch.strided:
         tensor = tensor.to_dense()
     if tensor.is_conj() or tensor.is_neg():
@@ -197,6 +118,6 @@ def _dense(tensor: torch.Tensor, *, sampled: bool) -> torch.Tensor:
         tensor = tensor.resolve_conj().resolve_neg()
     if sampled and is_sampled(tensor):
         tensor = sample(tensor)
-    if tensor.device.type != "cpu":
+    if tensor.device.type not in ("cpu", *_DEFERRED):
         tensor = tensor.cpu()
     return tensor

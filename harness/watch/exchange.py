@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from harness.watch.divergence import Seen
 from harness.watch.folder import Folder
 from harness.watch.layout import GRADIENTS, Layout, index_of, place_of
+from harness.watch.pending import Pending
 from harness.watch.ring import Reader, Slot, Writer
 
 _SPARE = 64
 """Columns beyond those of the first layout: parameters and settings may be added later."""
+_FIRST = index_of(0, GRADIENTS)
+_BEHIND = 4
+"""Digests that a GPU may owe, those of two updates; then the program waits for the oldest."""
 
 
 class Exchange:
@@ -30,6 +35,10 @@ class Exchange:
         self._layouts: dict[tuple[int, int], Layout] = {}
         self._writer: Writer | None = None
         self._version = -1
+        self._rank: int | None = None
+        self._queue: deque[tuple[int, int, Sequence[int] | Pending]] = deque()
+        self._written: dict[int, bytes] = {}
+        """What was written last, by its index."""
 
     def declare(self, rank: int, layout: Layout) -> bool:
         """Say what this rank's digests mean from now on; False if there are too many to keep.
@@ -42,22 +51,50 @@ class Exchange:
             self._writer = Writer(self._folder.ring(self._stream, rank), columns + _SPARE)
         elif columns > self._writer.columns:
             return False
+        self._rank = rank
         self._version += 1
         path = self._folder.layout(self._stream, rank, self._version)
         self._folder.write(path, layout.to_json())
         return True
 
-    def post(self, index: int, digests: Sequence[int]) -> None:
-        """Write what this rank observed.
+    def post(self, index: int, digests: Sequence[int] | Pending) -> list[int]:
+        """Write what this rank observed, and return the indices at which there is more to see now.
+
+        What a GPU still has to compute is written by a later call, in the order of the calls.
 
         Raises:
             OSError: the folder cannot be written.
         """
-        assert self._writer is not None
-        self._writer.write(index, self._version, digests)
+        self._queue.append((index, self._version, digests))
+        return self._write(behind=_BEHIND)
+
+    def finish(self) -> list[int]:
+        """Write what is still owed, waiting for it, and return the indices.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        return self._write(behind=0)
+
+    def _write(self, *, behind: int) -> list[int]:
+        self._written = {}
+        while self._queue:
+            index, version, digests = self._queue[0]
+            if isinstance(digests, Pending):
+                if len(self._queue) <= behind and not digests.ready():
+                    break
+                digests = digests.take()
+            self._queue.popleft()
+            assert self._writer is not None
+            self._written[index] = self._writer.write(index, version, digests)
+        return list(self._written)
 
     def all_equal(self, index: int) -> bool | None:
         """Say whether every peer has written the same; None while one of them has not."""
+        mine = self._written.get(index)
+        others = (reader for peer, reader in self._readers.items() if peer != self._rank)
+        if mine is not None and index > _FIRST and all(r.holds(index, mine) for r in others):
+            return True
         slots: list[Slot] = []
         for reader in self._readers.values():
             slot = reader.read(index)
@@ -67,7 +104,7 @@ class Exchange:
         # The first step is always looked at in full: names may differ where digests do not, and
         # equal gradients are what tells replicas with unequal values from parts.
         first = slots[0]
-        return index > index_of(0, GRADIENTS) and all(s.digests == first.digests for s in slots)
+        return index > _FIRST and all(s.digests == first.digests for s in slots)
 
     def look(self, index: int) -> Seen:
         """Return what each rank wrote at `index`, with its meaning."""

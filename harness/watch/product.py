@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -21,7 +22,9 @@ SUMS = 8
 MANY = 2048
 """Rows from which a product in packed weights is worth what its preparation costs: 4 MB."""
 
-_Way = Callable[[torch.Tensor, torch.Tensor], None]
+Product = Callable[[torch.Tensor, torch.Tensor], None]
+"""Puts the sums of rows, (n, ROW) of int8, into its second argument, (n, SUMS) of int32."""
+_Way = Callable[[torch.device], Product]
 
 
 def random_bytes(name: str, count: int) -> bytes:
@@ -30,18 +33,16 @@ def random_bytes(name: str, count: int) -> bytes:
     return hashlib.shake_256(f"crossrank digest: {name}".encode()).digest(count)
 
 
-def multiply(rows: torch.Tensor, out: torch.Tensor) -> None:
-    """Put the sums of each row into `out`.
+def product_for(device: torch.device, rows: int) -> Product:
+    """Return the fastest product of so many rows on a device.
 
-    Args:
-        rows: (n, ROW) of int8.
-        out: (n, SUMS) of int32, on the same device.
+    Raises:
+        RuntimeError: there is none that is exact.
     """
-    for way in _ways(rows.device.type, len(rows)):
-        if _is_exact(way, rows.device, len(rows) >= MANY):
-            way(rows, out)
-            return
-    _by_float64(rows, out)
+    for way in _ways(device.type, rows):
+        if _is_exact(way, device, rows >= MANY):
+            return _made(way, device)
+    raise RuntimeError(f"no product of bytes is exact on {device}")
 
 
 @cache
@@ -54,50 +55,66 @@ def weights(device: torch.device) -> torch.Tensor:
 
 def _ways(device: str, rows: int) -> tuple[_Way, ...]:
     if device == "cpu":
-        return (_packed, _int8, _by_float32) if rows >= MANY else (_int8, _by_float32)
+        return (_packed, _int8, *_ALWAYS) if rows >= MANY else (_int8, *_ALWAYS)
     # CUDA's int8 product wants more than 16 rows.
-    return (_int8, _by_float32) if device == "cuda" and rows > 16 else (_by_float32,)
+    return (_int8, *_ALWAYS) if device == "cuda" and rows > 16 else _ALWAYS
 
 
-def _int8(rows: torch.Tensor, out: torch.Tensor) -> None:
-    torch._int_mm(rows, weights(rows.device), out=out)
+def _int8(device: torch.device) -> Product:
+    matrix = weights(device)
+
+    def product(rows: torch.Tensor, out: torch.Tensor) -> None:
+        torch._int_mm(rows, matrix, out=out)
+
+    return product
 
 
-def _packed(rows: torch.Tensor, out: torch.Tensor) -> None:
+def _packed(device: torch.device) -> Product:
     # The linear layer of quantised networks: it reads the rows in place, where `_int_mm` makes a
     # copy in the processor's own order first.
-    packed, scale, zero = _packed_weights()
     linear = torch.ops.onednn.qlinear_pointwise.default
-    sums = linear(rows, 1.0, 0, packed, scale, zero, None, 1.0, 0, torch.float32, "none", [], "")
-    out.copy_(sums)
+    packed = torch.ops.onednn.qlinear_prepack(weights(device).t(), None)
+    scale = torch.ones(SUMS, dtype=torch.float32, device=device)
+    zero = torch.zeros(SUMS, dtype=torch.int64, device=device)
+    what: tuple[Any, ...]
+    what = (1.0, 0, packed, scale, zero, None, 1.0, 0, torch.float32, "none", [], "")
+
+    def product(rows: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(linear(rows, *what))
+
+    return product
+
+
+def _by_float32(device: torch.device) -> Product:
+    return _by_floats(device, torch.float32)
+
+
+def _by_float64(device: torch.device) -> Product:
+    return _by_floats(device, torch.float64)
+
+
+_ALWAYS = (_by_float32, _by_float64)
+
+
+def _by_floats(device: torch.device, dtype: torch.dtype) -> Product:
+    matrix = weights(device).to(dtype)
+    # Numbers of 4 or 8 bytes for each byte: a part at a time.
+    most = 256 if device.type == "cpu" else 4096
+
+    def product(rows: torch.Tensor, out: torch.Tensor) -> None:
+        for start in range(0, len(rows), most):
+            part = rows[start : start + most].to(dtype)
+            sums = torch.empty((len(part), SUMS), dtype=dtype, device=device)
+            # Autocast would round `part @ matrix`, and leaves alone what has an `out`.
+            torch.mm(part, matrix, out=sums)
+            out[start : start + most].copy_(sums)
+
+    return product
 
 
 @cache
-def _packed_weights() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    cpu = torch.device("cpu")
-    packed = torch.ops.onednn.qlinear_prepack(weights(cpu).t(), None)
-    scale = torch.ones(SUMS, dtype=torch.float32, device=cpu)
-    return packed, scale, torch.zeros(SUMS, dtype=torch.int64, device=cpu)
-
-
-def _by_float32(rows: torch.Tensor, out: torch.Tensor) -> None:
-    _by_floats(rows, out, torch.float32)
-
-
-def _by_float64(rows: torch.Tensor, out: torch.Tensor) -> None:
-    _by_floats(rows, out, torch.float64)
-
-
-def _by_floats(rows: torch.Tensor, out: torch.Tensor, dtype: torch.dtype) -> None:
-    matrix = weights(rows.device).to(dtype)
-    # Numbers of 4 or 8 bytes for each byte: a part at a time.
-    most = 256 if rows.device.type == "cpu" else 4096
-    for start in range(0, len(rows), most):
-        part = rows[start : start + most].to(dtype)
-        sums = torch.empty((len(part), SUMS), dtype=dtype, device=rows.device)
-        # Autocast would round `part @ matrix`, and leaves alone what has an `out`.
-        torch.mm(part, matrix, out=sums)
-        out[start : start + most].copy_(sums)
+def _made(way: _Way, device: torch.device) -> Product:
+    return way(device)
 
 
 @cache
@@ -108,10 +125,10 @@ def _is_exact(way: _Way, device: torch.device, many: bool) -> bool:
     # As large as the smallest product that it will be used for: others may be done otherwise.
     rows = torch.cat([drawn.view(30, ROW), extremes]).repeat(MANY // 32 if many else 1, 1)
     expected = torch.empty((len(rows), SUMS), dtype=torch.int32, device="cpu")
-    _by_float64(rows, expected)
+    _by_float64(torch.device("cpu"))(rows, expected)
     found = torch.empty_like(expected, device=device)
     try:
-        way(rows.to(device), found)
+        _made(way, device)(rows.to(device), found)
     except (RuntimeError, AttributeError, TypeError, ValueError):
         return False
     return torch.equal(found.cpu(), expected)

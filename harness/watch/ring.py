@@ -50,11 +50,13 @@ class Writer:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         os.pwrite(self._file, struct.pack("<Q", columns), 0)
 
-    def write(self, index: int, layout: int, digests: Sequence[int]) -> None:
-        """Put what was observed at `index` into its slot."""
+    def write(self, index: int, layout: int, digests: Sequence[int]) -> bytes:
+        """Put what was observed at `index` into its slot, and return what was written."""
         body = struct.pack(f"<{len(digests)}q", *digests)
         head = _HEAD.pack(index + 1, layout, len(digests), _checksum(index, layout, body))
-        os.pwrite(self._file, head + body, _offset(index, self._slots, self.columns))
+        raw = head + body
+        os.pwrite(self._file, raw, _offset(index, self._slots, self.columns))
+        return raw
 
 
 class Reader:
@@ -67,13 +69,13 @@ class Reader:
         self._columns = 0
         self._slots = 0
 
+    def holds(self, index: int, raw: bytes) -> bool:
+        """Say whether exactly this was written at `index`, which needs no understanding of it."""
+        return self._raw(index, len(raw)) == raw
+
     def read(self, index: int) -> Slot | None:
         """Return what was observed at `index`, or None: not yet, no longer, or half written."""
-        if self._file is None and not self._open():
-            return None
-        assert self._file is not None
-        size = _HEAD.size + 8 * self._columns
-        raw = os.pread(self._file, size, _offset(index, self._slots, self._columns))
+        raw = self._raw(index)
         if len(raw) < _HEAD.size:
             return None
         written, layout, count, checksum = _HEAD.unpack_from(raw)
@@ -87,6 +89,14 @@ class Reader:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+    def _raw(self, index: int, size: int | None = None) -> bytes:
+        if self._file is None and not self._open():
+            return b""
+        assert self._file is not None
+        if size is None:
+            size = _HEAD.size + 8 * self._columns
+        return os.pread(self._file, size, _offset(index, self._slots, self._columns))
 
     def _open(self) -> bool:
         try:

@@ -16,6 +16,7 @@ from harness.watch.digest import Digester
 from harness.watch.instruments.parameters import Held
 from harness.watch.layout import GRADIENTS, PARAMETERS, START, Entry, Layout
 from harness.watch.modules import Known, cohort_of, local_part
+from harness.watch.pending import Pending
 from harness.watch.sample import is_sampled
 
 OWN_STATE = ("ZeroRedundancyOptimizer",)
@@ -126,19 +127,22 @@ class Stream:
         state = [value() for _, value in self._state]
         tensors = [value for value in state if isinstance(value, torch.Tensor)]
         digests = iter(self._digest([local_part(tensor) for tensor in tensors]))
-        return self.after() + [
+        return self._digest(self._local()) + [
             next(digests) if isinstance(value, torch.Tensor) else _bits(value)[0] for value in state
         ]
 
-    def before(self, *, sampled: bool) -> list[int]:
+    def before(self, *, sampled: bool) -> list[int] | Pending:
         """Return the digests of settings and gradients before an update, or of samples of them."""
         gradients = [parameter.grad for parameter in self._parameters]
         parts = [None if grad is None else local_part(grad) for grad in gradients]
-        return self._setting_digests + self._digest(parts, sampled=sampled)
+        return self._digest.later(parts, sampled=sampled, before=self._setting_digests)
 
-    def after(self) -> list[int]:
+    def after(self) -> list[int] | Pending:
         """Return the digests of the parameters."""
-        return self._digest([local_part(parameter) for parameter in self._parameters])
+        return self._digest.later(self._local())
+
+    def _local(self) -> list[torch.Tensor]:
+        return [local_part(parameter) for parameter in self._parameters]
 
     def _read_settings(self) -> tuple[Any, ...]:
         return tuple(
