@@ -80,7 +80,7 @@ def test_bad_input_is_one_message_and_2(tmp_path, words, said):
 
 def test_parameters_declared_local_are_not_compared():
     ended = torchrun(
-        "-m", "harness.watch", "--local", "stem.*", "tests/watched/classifier.py",
+        "-m", "harness.watch", "--unequal", "stem.*", "tests/watched/classifier.py",
         "--fault", "bit", ranks=2,
     )  # fmt: skip
     # The bit is flipped in stem.weight: the others follow one update later, through the loss.

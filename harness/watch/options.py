@@ -36,7 +36,7 @@ class Options:
     folder: str | None
     hang_timeout: float | None
     outputs: Outputs
-    local: tuple[str, ...]
+    unequal: tuple[str, ...]
     record: str | None
     nudge: int | None
     audit_every: int | None
@@ -86,11 +86,11 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_argument("--quiet", action="store_true", help="speak only if something is wrong")
     parser.add_argument("--folder", help="a folder that all hosts share")
     parser.add_argument(
-        "--local",
+        "--unequal",
         action="append",
         default=[],
         metavar="PATTERN",
-        help="parameters that each rank has of its own on purpose, such as 'experts.*'",
+        help="parameters that differ between ranks on purpose, such as 'experts.*'",
     )
     parser.add_argument(
         "-m",
@@ -104,7 +104,7 @@ def parse(arguments: Sequence[str]) -> Options:
     return Options(
         script=read.script,
         is_module=read.is_module,
-        local=tuple(read.local),
+        unequal=tuple(read.unequal),
         arguments=tuple(read.arguments),
         quiet=read.quiet,
         folder=read.folder,

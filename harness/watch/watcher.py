@@ -76,17 +76,17 @@ class Watcher:
         *,
         folder: str | None = None,
         hang_timeout: float | None = None,
-        local: Sequence[str] = (),
+        unequal: Sequence[str] = (),
     ) -> None:
         """Register torch's global hooks; nothing else of the program is touched.
 
         Args:
             folder: one that all hosts share; the default is a temporary one of this host.
             hang_timeout: seconds after which a run that is stuck is ended; None leaves it to torch.
-            local: patterns of names of parameters that each rank has of its own on purpose.
+            unequal: patterns of names of parameters that differ between ranks on purpose.
         """
         self._chosen = folder
-        self._local = tuple(local)
+        self._unequal = tuple(unequal)
         self.folder: Folder | None = None
         self.rank = 0
         self.world_size = 1
@@ -262,7 +262,7 @@ class Watcher:
         if observed.stream is None or observed.stream.changed():
             held = (p for group in optimizer.param_groups for p in group["params"])
             known = {
-                key: replace(one, sharded=True) if self._is_local(one.name) else one
+                key: replace(one, sharded=True) if self._is_unequal(one.name) else one
                 for key, one in self.modules.known(held).items()
             }
             observed.stream = Stream(optimizer, known, self.rank)
@@ -285,8 +285,8 @@ class Watcher:
         if not observed.closure:
             self._post_gradients(observed)
 
-    def _is_local(self, name: str) -> bool:
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self._local)
+    def _is_unequal(self, name: str) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self._unequal)
 
     def _post_gradients(self, observed: _Observed) -> None:
         assert observed.stream is not None
