@@ -1,4 +1,7 @@
-"""Runs many audited programs in one set of ranks, as tests/watched/driver.py does."""
+"""Runs many audited programs in one set of ranks, as tests/watched/driver.py does.
+
+python -m torch.distributed.run --nproc-per-node=3 -m tests.watched.audit_driver OUT CASES.json
+"""
 
 import argparse
 import json
@@ -9,8 +12,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from harness.watch.audit import examination
 from harness.watch.audit.auditor import Auditor
-from harness.watch.closing import close
+from harness.watch.closing import answer
 from harness.watch.watcher import Watcher
 from tests.watched import audited
 
@@ -18,17 +22,21 @@ from tests.watched import audited
 def main():
     out, cases = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
     torch.set_num_threads(1)
+    examination.SECONDS = 0.0
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
     for name, case in cases.items():
         watcher = Watcher(folder=str(out / name))
-        watcher.auditor = Auditor(watcher.context, case.pop("every", 1))
+        watcher.auditor = Auditor(watcher.context, case["every"])
         try:
             audited.train(argparse.Namespace(**case))
-            code = close(watcher, script_code=0, quiet=False)
+            given = answer(watcher, script_code=0)
         finally:
             watcher.close()
+        if given is not None:
+            lines = given.to_json() | {"lines": given.lines()}
+            (out / f"{name}.answer.json").write_text(json.dumps(lines))
         (out / f"{name}.rank{dist.get_rank()}.json").write_text(
-            json.dumps({"code": code, "failed": watcher.failed, "notes": watcher.notes})
+            json.dumps({"failed": watcher.failed, "notes": watcher.notes})
         )
         dist.barrier()
     dist.destroy_process_group()

@@ -102,6 +102,9 @@ def loss_of(case, model, x, y, window, world, tokens):
     if case == "focal":
         each = F.cross_entropy(output, y, reduction="none")
         return ((1 - torch.exp(-each)).square() * each).mean()
+    if case == "weighted_rows":
+        each = F.cross_entropy(output, y, reduction="none")
+        return each @ torch.linspace(0.1, 1.0, len(each))
     if case == "own_loss":
         return -(output.log_softmax(1) * F.one_hot(y.clamp(min=0), CLASSES)).sum(1).logsumexp(0)
     if case in ("global_tokens", "accumulation_global"):
@@ -128,7 +131,7 @@ def loss_of(case, model, x, y, window, world, tokens):
         return loss + slope.square().mean()
     if case == "one_rank_weighs_more":
         loss = loss * (1.5 if dist.get_rank() == 0 else 1.0)
-    if case in ("accumulation_undivided",):
+    if case == "accumulation_undivided":
         return loss
     return loss / len(window)
 

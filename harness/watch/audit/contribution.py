@@ -116,8 +116,9 @@ def _telling(reductions: list[Reduction]) -> list[Reduction]:
     """
     taking_part = [one for one in reductions if one.gradients]
     rows = [one for one in taking_part if one.how == "none"]
+    above = [one for one in taking_part if one.above]
     alike = all(one.weight()[2] for one in rows)
-    return [one for one in taking_part if not (one.above if alike else one.how == "none")]
+    return [one for one in taking_part if one not in (above if alike or not above else rows)]
 
 
 def _weighted(reduction: Reduction) -> dict[str, Any]:

@@ -212,6 +212,7 @@ class Recorder:
         for number, holder in enumerate(self.holders):
             mine = [one for one in self.passes if one.holder == number and one.gradients]
             if _cleared(holder.root):
+                holder.kept_gradient = False
                 for one in mine:
                     one.gradients.clear()
             elif not mine:
