@@ -83,20 +83,20 @@ def shuffles(t: Tables, arm: str) -> Finding:
 @symptom(HOLDS, source="pytorch/pytorch#31771")
 def epochs_repeat(t: Tables) -> Finding:
     """Without set_epoch epochs repeat: DistributedSampler(shuffle=True) shuffles once."""
-    return negated(shuffles(t, "never"))
+    return negated(shuffles(t, "not_called"))
 
 
 @symptom(HOLDS)
 def other_weights(t: Tables) -> Finding:
     """N ranks end with other weights than one process that shuffles in each epoch."""
-    return negated(matches(t, "never", "one_process", "weights"))
+    return negated(matches(t, "not_called", "one_process", "weights"))
 
 
 @symptom(REFUTED)
 def samples_are_missing(t: Tables) -> Finding:
     """Some samples are on no rank in an epoch."""
-    t.require("never")
-    shares = [t.series("never", "seen", rank=rank) for rank in t.ranks("never")]
+    t.require("not_called")
+    shares = [t.series("not_called", "seen", rank=rank) for rank in t.ranks("not_called")]
     samples = t.root_params["batches"] * t.root_params["batch"]
     lost = [
         samples - len({number for share in shares for number in share[epoch].split()})
@@ -109,7 +109,7 @@ def samples_are_missing(t: Tables) -> Finding:
 @symptom(REFUTED)
 def ranks_part(t: Tables) -> Finding:
     """The ranks' weights part."""
-    return negated(ranks_agree(t, "never", "weights"))
+    return negated(ranks_agree(t, "not_called", "weights"))
 
 
 @remedy(REFUTED)
@@ -139,7 +139,7 @@ SCENARIO = Scenario(
     ),
     arms=(
         one_process("one process, set_epoch", at_start="set_epoch"),
-        faulty("never", "no set_epoch", at_start="nothing"),
+        faulty("not_called", "no set_epoch", at_start="nothing"),
         faulty("seeds_torch", "torch.manual_seed(seed + epoch)", at_start="seeds_torch"),
         fixed("set_epoch", "sampler.set_epoch(epoch)", at_start="set_epoch"),
     ),
