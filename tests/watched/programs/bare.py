@@ -127,7 +127,8 @@ def run(name, arguments):
     recorder, hook, folder = Recorder(), sys.excepthook, Path.cwd()
     random.seed(0)
     torch.manual_seed(0)
-    result = {"error": None, "metrics": {}, "final": {}, "seconds": time.perf_counter()}
+    result = {"error": None, "where": None, "metrics": {}, "final": {}}
+    began = time.perf_counter()
     model = nn.Module()
     try:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -137,13 +138,15 @@ def run(name, arguments):
         result["final"] = state
     except Exception as error:
         result["error"] = f"{type(error).__name__}: {str(error)[:400]}"
+        frames = traceback.extract_tb(error.__traceback__)
+        result["where"] = [f.line for f in frames if f.filename == module(name).__file__][-1]
         traceback.print_exc()
     finally:
         recorder.close()
         os.chdir(folder)
         sys.excepthook = hook
-    result["seconds"] = time.perf_counter() - result["seconds"]
     return result | {
+        "seconds": time.perf_counter() - began,
         "updates": recorder.named(model),
         "parameters": [name.replace("module.", "") for name, _ in model.named_parameters()],
         "masks": recorder.masks,

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 CAUSE = "clip_before_unscale"
-EXPECTED = {"step": 0, "phase": "parameters", "tensor": None, "odd_ranks": None}
+EXPECTED = {"step": 0, "phase": "gradients", "tensor": None, "odd_ranks": None}
 
 
 def train(args):
