@@ -2,9 +2,9 @@
 
 python -m torch.distributed.run --nproc-per-node=3 -m tests.watched.arms OUT CASES.json
 
-CASES.json: {"scenario/arm": {"params": {...}}, "programs/wrong_no_sync --fixed": {}}. OUT gets
-"scenario.arm.json" with the answer of each. A case that raises on some rank is written down, and
-the next one gets a process group of its own.
+CASES.json: {"scenario/arm": {"params": {...}}, "programs/wrong_no_sync --fixed": {}}; with
+"audit": N every N-th update is replayed. OUT gets "scenario.arm.json" with the answer of each. A
+case that raises on some rank is written down, and the next one gets a process group of its own.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from harness.parameters import build
 from harness.plan import Layout
 from harness.rank import Rank
 from harness.record import Header, Writer
+from harness.watch.audit.auditor import Auditor
 from harness.watch.closing import answer
 from harness.watch.watcher import Watcher
 from launch.rank import World, leave, seed_everything
@@ -115,6 +116,8 @@ def observe(out: Path, name: str, case: dict[str, Any]) -> bool:
     """Run a case with a watcher around it that is there before the model; say if it went well."""
     family, _, rest = name.partition("/")
     watcher = Watcher(folder=str(out / stem(name)))
+    if "audit" in case:
+        watcher.auditor = Auditor(watcher.context, case["audit"])
     try:
         if family == "programs":
             run_program(*rest.split())

@@ -1,0 +1,202 @@
+"""What is true of every arm and program that is run under the watcher: its cause, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import OmegaConf
+
+import scenarios
+from harness.scenario import Role, Scenario
+from tests.launching import ROOT
+from tests.watched.programs.bare import RIGHT, WRONG, hangs, stated
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where replicas part first."""
+
+    step: int
+    phase: str
+    tensors: Sequence[str]
+    """Names of the tensors that may come first; none where any may."""
+    odd: tuple[int, ...] = ()
+    """Ranks outside of the majority."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truth:
+    """What is true of one case."""
+
+    cause: str | None
+    """None where nothing is wrong."""
+    place: Place | None = None
+    """None where replicas stay equal."""
+    params: Mapping[str, Any] | None = None
+    audit: bool = False
+    """Whether the fault shows only where updates are replayed."""
+    unseen: str = ""
+    """Why nothing that watches from inside such a run can see the fault."""
+
+
+OTHER_CAUSE = {
+    "clip_allreduce/rank0": "gradient_changed_on_one_rank",
+    "clip_allreduce/scaled": "clip_before_unscale",
+    "loss_gap/bypassed": "ddp_forward_bypassed",
+    "optimizer_state_lost/rank0_only": "optimizer_state_differs",
+    "syncbn_clip/freeze_late": "unused_parameters",
+    "syncbn_clip/freeze_requires_grad": "frozen_module_changes",
+    # Cured of one fault, ill with another: with broadcast_buffers=False every rank evaluates with
+    # statistics of its own.
+    "syncbn_clip/plain_clip_all_off": "bn_stats_local",
+    "syncbn_clip/plain_clip_rank0_off": "bn_stats_local",
+    "syncbn_clip/plain_clip_rank1_off": "bn_stats_local",
+}
+"""Arms whose fault is not the one that their scenario is named after."""
+
+NO_UPDATE = "the arm makes no update, so there is nothing to watch"
+EDIT = "buffers that a script writes on all ranks alike are what averaging them by hand looks like"
+UNSEEN = {
+    "clip_allreduce/fsdp1_shards": NO_UPDATE,
+    "clip_allreduce/fsdp2_shards": NO_UPDATE,
+    "metric_average/over_ranks": NO_UPDATE,
+    "metric_average/over_batches": NO_UPDATE,
+    "gradient_self_test/as_printed": "a test of gradients in one process, without an optimizer",
+    "syncbn_clip/plain_forward_hook": "the forward pass raises before the first update",
+    "syncbn_clip/sync_clip_all": EDIT,
+    "syncbn_clip/plain_clip_all": EDIT,
+    "syncbn_clip/plain_clip_rank0": "rank 0's buffers are sent to all: what DDP is for",
+    "syncbn_clip/freeze_eval_then_train": "a layer that trains as every other: meant was another",
+    "syncbn_clip/freeze_isinstance_2d": "a layer that trains as every other: meant was another",
+    "programs/wrong_mean_of_means": "the mean is taken in plain numbers of the script's own",
+}
+"""Faulty arms that a watcher inside the run cannot see, and why."""
+
+LAST = ("2.weight", "2.bias")
+"""The last layer of the nets that scenarios share: backward reaches it first."""
+
+
+def places(name: str, params: Mapping[str, Any]) -> dict[str, Place]:
+    """Return where the replicas of a scenario's faulty arms part, as its code says."""
+    first = Place(step=0, phase="gradients", tensors=LAST)
+    evaluation = Place(
+        step=1, phase="evaluation", tensors=("0.running_mean", "1.running_mean"), odd=()
+    )
+    thaw = Place(step=params.get("frozen", 0), phase="gradients", tensors=("0.bias", "0.weight"))
+    unequal = Place(step=0, phase="start", tensors=("0.weight",))
+    return {
+        "bn_stats_local": {"never_sent": evaluation, "default": evaluation},
+        "clip_allreduce": {"rank0": Place(step=0, phase="gradients", tensors=LAST, odd=(0,))},
+        "ddp_forward_bypassed": {"bypassed": first},
+        "ema_buffers_local": {"local": evaluation},
+        "init_differs": {"by_hand": unequal, "init_sync_off": unequal},
+        "loss_gap": {"bypassed": first},
+        "no_sync_wrong_half": {"forward_inside": first},
+        "optimizer_state_lost": {
+            "rank0_only": Place(step=0, phase="start", tensors=("0.weight",), odd=(0,))
+        },
+        "params_replaced": {"flag_on": first, "flag_off": first},
+        "rank_dependent_warmup": {
+            "before_wrapping": Place(step=0, phase="gradients", tensors=("param_groups[0]['lr']",))
+        },
+        "sequence_parallel_norm": {
+            "not_reduced": Place(
+                step=0,
+                phase="gradients",
+                tensors=("param_groups[0]['params'][2]", "param_groups[0]['params'][3]"),
+            )
+        },
+        "syncbn_clip": {
+            "freeze_late": Place(step=1, phase="gradients", tensors=()),
+            "plain_clip_all_off": Place(step=3, phase="evaluation", tensors=()),
+            "plain_clip_rank0_off": Place(step=3, phase="evaluation", tensors=()),
+            "plain_clip_rank1_off": Place(step=3, phase="evaluation", tensors=()),
+        },
+        "unfrozen_after_wrap": {"thawed": thaw, "flag": thaw},
+    }.get(name, {})
+
+
+SEEN_BY_AUDIT = {
+    "clip_allreduce/hook_before",
+    "expert_grad_scale/by_own_group",
+    "logsoftmax_drift/class_weights",
+    "logsoftmax_drift/dice_loss",
+    "logsoftmax_drift/uneven_soft",
+    "low_precision_reduction/bfloat16",
+    "low_precision_reduction/float16",
+    "low_precision_reduction/sent_in_bfloat16",
+    "sequence_parallel_norm/averaged",
+}
+"""Replicas are equal, and nothing that the script does looks wrong: only a replay tells."""
+
+
+def truths() -> dict[str, Truth]:
+    """Return what is true of every case that ranks can share, by name."""
+    found: dict[str, Truth] = {}
+    own = scenarios.folders()[0]
+    for name in scenarios.names():
+        if (own / f"{name}.py").exists():
+            found |= _of_scenario(name)
+    for program in RIGHT:
+        found[f"programs/{program}"] = Truth(cause=None)
+    for program in WRONG:
+        if not hangs(program):
+            case = f"programs/{program}"
+            found[case] = _of_program(program)
+            found[f"{case} --fixed"] = Truth(cause=None)
+    return found
+
+
+def hanging() -> list[str]:
+    """Return the cases that end in a hang or an error: each needs ranks of its own."""
+    own = scenarios.folders()[0]
+    arms = [
+        f"{name}/{arm.name}"
+        for name in scenarios.names()
+        if (own / f"{name}.py").exists()
+        for arm in scenarios.load(name).arms
+        if arm.isolated
+    ]
+    return arms + [f"programs/{program}" for program in WRONG if hangs(program)]
+
+
+def _of_scenario(name: str) -> dict[str, Truth]:
+    scenario = scenarios.load(name)
+    params = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "scenario" / f"{name}.yaml"))
+    assert isinstance(params, dict)
+    typed = {str(key): value for key, value in params.items()}
+    where = places(name, typed)
+    found = {}
+    for arm in scenario.arms:
+        case = f"{name}/{arm.name}"
+        # Time is not of interest here; the same loss in a dtype that does not decide takes some.
+        again = name == "logsoftmax_drift" and arm.get("dtype", "float64") != "float64"
+        if arm.isolated or arm.get("part") == "time" or again:
+            continue
+        found[case] = Truth(
+            cause=OTHER_CAUSE.get(case, _cause(scenario, arm.role)),
+            place=where.get(arm.name),
+            params=typed,
+            audit=case in SEEN_BY_AUDIT,
+            unseen=UNSEEN.get(case, ""),
+        )
+    return found
+
+
+def _cause(scenario: Scenario, role: Role) -> str | None:
+    return scenario.cause if role is Role.FAULTY else None
+
+
+def _of_program(program: str) -> Truth:
+    said = stated(program)
+    expected, place = said["EXPECTED"], None
+    if expected["tensor"] is not None and expected["odd_ranks"] is not None:
+        place = Place(
+            step=expected["step"],
+            phase=expected["phase"],
+            tensors=expected["tensor"],
+            odd=expected["odd_ranks"],
+        )
+    return Truth(cause=said["CAUSE"], place=place, unseen=UNSEEN.get(f"programs/{program}", ""))
