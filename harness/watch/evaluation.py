@@ -174,10 +174,17 @@ class Evaluations:
         self._others[module] = None
         own = weakref.ref(module)
         one: Evaluated | None = None
+        wrapped, wrappers = False, len(self._context.wrappers)
 
         def after(called: nn.Module, *_: Any) -> None:
-            nonlocal one
+            nonlocal one, wrapped, wrappers
             if called is not own() or called.training or torch.is_grad_enabled():
+                return
+            # It may have been wrapped, or become a part of what is wrapped, since.
+            if wrappers != len(self._context.wrappers):
+                wrappers = len(self._context.wrappers)
+                wrapped = self._is_wrapped(called)
+            if wrapped:
                 return
             if one is None:
                 one = Evaluated("other", called, None, self._stream(called))

@@ -17,6 +17,8 @@ class _Gradient:
 
     def __init__(self, parameter: torch.Tensor) -> None:
         self.parameter = weakref.ref(parameter)
+        self.before_backward = "none"
+        """Its state when the backward pass began that is under way."""
         self._seen: tuple[int, int] | None = None
 
     def look(self) -> None:
@@ -85,7 +87,7 @@ class Backward:
             state, name = gradient.state(), f"gradients of optimizer {number}"
             if state == "kept" and not window.has(name) and self._may_read(gradient):
                 state = "touched" if gradient.cleared_unseen() else state
-            window.add(name, state)
+            gradient.before_backward = state
         if self._context.updates < ALL_OF:
             window.add("backward_at", call_site())
         loss = _scalar(tensors)
@@ -100,7 +102,12 @@ class Backward:
         return parameter is not None and (parameter.device.type == "cpu" or sparse)
 
     def _after(self, *_: Any, **__: Any) -> None:
-        for gradient in self._gradients.values():
+        for number, gradient in self._gradients.items():
+            state = gradient.before_backward
+            # Made from other gradients, such as a part of them, after backward: nothing was added.
+            if state == "kept" and gradient.state() == "kept":
+                state = "touched"
+            self._context.window.add(f"gradients of optimizer {number}", state)
             gradient.look()
 
 
