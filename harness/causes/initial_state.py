@@ -119,7 +119,7 @@ def init_differs(evidence: Evidence) -> Diagnosis | None:
         return None
     if structure_differs(evidence) is not None or was_equal_when_wrapped(evidence):
         return None
-    if loaded_before_the_first_update(evidence):
+    if module_loads(evidence):
         return None
     names = [one.name for one in found.differences if one.kind == "parameter"]
     wrapped = any(evidence.events("wrap"))
@@ -146,13 +146,9 @@ def was_equal_when_wrapped(evidence: Evidence) -> bool:
     )
 
 
-def loaded_before_the_first_update(evidence: Evidence) -> list[Event]:
-    """Return where modules were loaded ahead of any update."""
-    return [
-        event
-        for event in evidence.events("load")
-        if event["step"] == 0 and event.get("what") == "module"
-    ]
+def module_loads(evidence: Evidence) -> list[Event]:
+    """Return where modules were loaded."""
+    return [event for event in evidence.events("load") if event["what"] == "module"]
 
 
 @cause(
@@ -170,13 +166,15 @@ for parameter in model.parameters():
     reported=("NVIDIA/Megatron-LM#6920",),
 )
 def weights_not_resynced_on_load(evidence: Evidence) -> Diagnosis | None:
-    """Recognise weights that part where a module was loaded."""
+    """Recognise weights that part where a checkpoint was loaded."""
     found = evidence.divergence
-    if found is None or found.differences[0].kind != "parameter":
+    if structure_differs(evidence) is not None:
         return None
-    if found.phase != START or structure_differs(evidence) is not None:
+    if found is None:
+        return _unequal_when_called(evidence)
+    if found.phase != START or found.differences[0].kind != "parameter":
         return None
-    loads = loaded_before_the_first_update(evidence)
+    loads = module_loads(evidence)
     ranks = tuple(sorted({event["rank"] for event in loads}))
     if not ranks:
         return None
@@ -184,10 +182,48 @@ def weights_not_resynced_on_load(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         strength=Strength.PROVEN if some else Strength.LIKELY,
         because=(
-            "a module was loaded on these ranks only, and the weights were not sent around after it"
+            "a module was loaded on these ranks only, and its weights were not sent around after it"
             if some
             else "a module was loaded on every rank, and what they hold then is not the same",
         ),
-        where=loads[0].get("at"),
+        where=loads[0]["at"],
         ranks=ranks if some else (),
     )
+
+
+def _unequal_when_called(evidence: Evidence) -> Diagnosis | None:
+    """Recognise weights that were equal when they were wrapped, and not when they were used.
+
+    For weights that no optimizer holds itself, such as those of which each rank updates a part.
+    """
+    made, called = _wraps(evidence), _wraps(evidence, "wrapper")
+    loads = [event for event in evidence.events("load") if event["rank"] == evidence.ranks[0]]
+    for number, by_rank in called.items():
+        then, now = made.get(number, {}), list(by_rank.values())
+        if set(by_rank) != set(evidence.ranks) or set(then) != set(by_rank):
+            continue
+        if any(event["ranks"] != list(evidence.ranks) for event in then.values()):
+            continue
+        same = len({tuple(event["digests"]) for event in then.values()}) == 1
+        names = [name for name, *_ in next(iter(then.values()))["parameters"]]
+        unequal = [
+            name
+            for place, name in enumerate(names)
+            if name not in now[0]["ignored"]
+            and all(place < len(event["digests"]) for event in now)
+            and len({event["digests"][place] for event in now}) > 1
+        ]
+        since = [event for event in loads if event["step"] <= now[0]["step"]]
+        if not same or not unequal or not since:
+            continue
+        return Diagnosis(
+            strength=Strength.LIKELY,
+            because=(
+                f"the weights of wrapper {number} were equal when it was made; at its first call "
+                f"{listed(unequal)} are not, and a checkpoint had been loaded",
+            ),
+            where=since[-1]["at"],
+            step=now[0]["step"],
+            tensor=unequal[0],
+        )
+    return None

@@ -70,6 +70,7 @@ UNSEEN = {
     "syncbn_clip/plain_clip_rank0": "rank 0's buffers are sent to all: what DDP is for",
     "syncbn_clip/freeze_eval_then_train": "a layer that trains as every other: meant was another",
     "syncbn_clip/freeze_isinstance_2d": "a layer that trains as every other: meant was another",
+    "weights_not_resynced_on_load/broadcast": "all ranks go on from the same, wrong weights",
     "programs/wrong_mean_of_means": "the mean is taken in plain numbers of the script's own",
 }
 """Faulty arms that a watcher inside the run cannot see, and why."""

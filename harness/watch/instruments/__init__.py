@@ -14,6 +14,7 @@ from harness.watch.instruments.buffers import Buffers
 from harness.watch.instruments.by_hand import ByHand
 from harness.watch.instruments.context import Context, Instrument
 from harness.watch.instruments.forward import Forward
+from harness.watch.instruments.loads import Loads
 from harness.watch.instruments.parameters import Held, Parameters
 from harness.watch.instruments.scaling import Scaling
 from harness.watch.instruments.wrappers import Wrappers
@@ -40,6 +41,7 @@ class Instruments:
             self._parameters,
             self._buffers,
             self._by_hand,
+            Loads(context),
             Scaling(context),
         ]
 
