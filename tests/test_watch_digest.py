@@ -6,6 +6,8 @@ import random
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from harness.watch.digest import Digester
 from harness.watch.digest_plan import BLOCK, LARGE
@@ -65,6 +67,42 @@ def test_permutations_are_seen(size):
             seen.add(of(rows)[0])
         assert len(seen) == 1 + len(pairs)
     assert of(values.roll(1)) != before
+
+
+@st.composite
+def damaged(draw):
+    """Bytes, and what became of them: the same ones in other places, others in the same place."""
+    size = draw(st.sampled_from([1, 40, ROW, ROW + 8, 3 * ROW, 70 * ROW, LARGE + 12]))
+    pattern = draw(st.binary(min_size=1, max_size=64))
+    before = bytearray((pattern * size)[:size])
+    after = bytearray(before)
+    places = st.integers(0, size - 1)
+    for _ in range(draw(st.integers(1, 4))):
+        a, b, length = draw(places), draw(places), draw(st.sampled_from([1, 4, 8, 64, ROW]))
+        length = min(length, size - a, size - b)
+        kind = draw(st.sampled_from(["flip", "swap", "copy", "fill", "negate"]))
+        if kind == "flip":
+            after[a] ^= 1 << draw(st.integers(0, 7))
+            after[b] ^= 128
+        elif kind == "swap":
+            after[a : a + length], after[b : b + length] = (
+                after[b : b + length],
+                after[a : a + length],
+            )
+        elif kind == "copy":
+            after[a : a + length] = after[b : b + length]
+        elif kind == "fill":
+            after[a : a + length] = bytes([draw(st.integers(0, 255))]) * length
+        else:
+            after[a : a + length] = bytes(256 - byte & 255 for byte in after[a : a + length])
+    return before, after
+
+
+@settings(max_examples=300, deadline=None)
+@given(damaged())
+def test_digests_differ_exactly_where_bytes_do(pair):
+    before, after = (torch.frombuffer(raw, dtype=torch.uint8) for raw in pair)
+    assert (of(before) == of(after)) == torch.equal(before, after)
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -1.0, float("nan")])
