@@ -151,7 +151,7 @@ def order_differs_before_sampler(evidence: Evidence) -> Diagnosis | None:
         rank: [e for e in evidence.events("pass", rank) if e.get("num_replicas")]
         for rank in evidence.ranks
     }
-    if evidence.world_size < 2 or not all(by_rank.values()):
+    if len(by_rank) < 2 or not all(by_rank.values()):
         return None
     if any(e["num_replicas"] != evidence.world_size for es in by_rank.values() for e in es):
         return None

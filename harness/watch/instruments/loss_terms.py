@@ -115,7 +115,7 @@ def _term(node: Any, name: str, path: _Path) -> Term:
     if name.startswith("NllLoss"):
         total = _saved(node, "total_weight")
         weighted = _saved(node, "weight") is not None
-        found = None if total is None else float(total)
+        found = None if total is None else float(total.tolist())
     else:
         of = _saved(node, "self")
         found = None if of is None else float(of.numel())
@@ -131,7 +131,8 @@ def _scalar(node: Any) -> float | None:
     for name in ("other", "self") if "Mul" in node.name() else ("other",):
         kept = _saved(node, name)
         if isinstance(kept, torch.Tensor):
-            return float(kept.detach()) if kept.numel() == 1 else None
+            # Unlike `item`, this is no operation that a dispatch mode of the user's would see.
+            return float(kept.tolist()) if kept.dim() == 0 else None
         if isinstance(kept, int | float):
             return float(kept)
     return None
