@@ -313,8 +313,10 @@ model.register_comm_hook(None, default_hooks.allreduce_hook)   # as DDP does wit
 def communication_hook(evidence: Evidence) -> Diagnosis | None:
     """Recognise a hook that is all that stands between backward and the gradients."""
     unequal = unequal_gradients(evidence)
-    module = None if unequal is None else _hooked(unequal)
-    if unequal is None or module is None or _otherwise_explained(evidence):
+    if unequal is None:
+        return _hook_is_there(evidence)
+    module = _hooked(unequal)
+    if module is None or _otherwise_explained(evidence):
         return None
     told = unequal.wrapper(module)
     if told is None or not told["hooks"]:
@@ -323,6 +325,20 @@ def communication_hook(evidence: Evidence) -> Diagnosis | None:
         strength=Strength.LIKELY,
         because=(f"the wrapper has the communication hook {', '.join(told['hooks'])}",),
     )
+
+
+def _hook_is_there(evidence: Evidence) -> Diagnosis | None:
+    for event in evidence.events("wrapper"):
+        if event["hooks"]:
+            return Diagnosis(
+                strength=Strength.FACT,
+                because=(
+                    f"wrapper {event['module']} reduces with the communication hook "
+                    f"{', '.join(event['hooks'])}: gradients are what it returns",
+                ),
+                explains=False,
+            )
+    return None
 
 
 @cause(
