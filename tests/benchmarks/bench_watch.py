@@ -31,8 +31,9 @@ RANKS = 2
 BATCH = 32
 DOT = 0.7
 """Speed of the digest, at least, as a part of that of torch.dot."""
-WARM = 70
-"""Watched steps before the first pair: the journal notes more in the first 64."""
+WARM = {"short": 70, "long": 9}
+"""Watched steps before the first pair. Instruments look closer at the first 8 updates, and note
+the place of each call in the first 64, which is nothing beside a step that is long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +167,7 @@ def _measure(case: Case, share: float, out: Path) -> dict[str, Any]:
         return dict(zip(("wall", "processor", "hooks"), spent, strict=True))
 
     pairs = max(4, int(case.pairs * share))
-    for _ in range(WARM if case.steps > 1 else 2):
+    for _ in range(-(-WARM["short"] // case.steps) if case.steps > 1 else WARM["long"]):
         turn("watched")
     found: dict[str, Any] = {"bare": [], "processor": [], "hooks": []}
     for name, count in ({"watched": pairs} | dict.fromkeys(CHECKS, max(3, pairs // 6))).items():
