@@ -25,11 +25,11 @@ def environment() -> dict[str, str]:
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TMPDIR": TEMPORARY}
 
 
-def torchrun(*words, ranks, cwd=ROOT):
+def torchrun(*words, ranks, cwd=ROOT, seconds=100):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={ranks}", *map(str, words)]
     return subprocess.run(
-        command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=100
+        command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=seconds
     )
 
 

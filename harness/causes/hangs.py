@@ -243,21 +243,33 @@ def rank0_only_collective(evidence: Evidence) -> Diagnosis | None:
     call = found.calls[alone[0]]
     if call is None or _calls_at(evidence, others, call) or len(alone) >= len(found.calls):
         return None
-    guard = next((g for f in call.via if (g := rank_guard(f.path, f.line)) is not None), None)
+    other = found.calls[others[0]]
+    if other is not None and _is_the_other_branch(call, other):
+        return None
+    guarded = ((frame, rank_guard(frame.path, frame.line)) for frame in call.via)
+    frame, guard = next((one for one in guarded if one[1] is not None), (None, None))
     if guard is None and (found.kind != EXTRA or _has_left(evidence) is not None):
         return None
-    other = found.calls[others[0]]
     theirs = "ended without it" if other is None else f"called {other}"
     return Diagnosis(
         strength=Strength.PROVEN,
         because=(
             f"called {call}, which {ranks(others)} never did; {ranks(others)} {theirs}",
-            *([f"it stands under `if {guard}`"] if guard else ()),
+            *([f"{frame} stands under `if {guard}`"] if guard else ()),
         ),
-        where=call.at,
+        where=call.at if frame is None else str(frame),
         ranks=alone,
         explains=False,
     )
+
+
+def _is_the_other_branch(call: Call, other: Call) -> bool:
+    """Say whether one condition leads to the two calls, so that each rank makes one of them."""
+    parts = zip(reversed(call.via), reversed(other.via), strict=False)
+    mine, theirs = next(((a, b) for a, b in parts if a != b), (None, None))
+    if mine is None or theirs is None or mine.path != theirs.path:
+        return False
+    return same_branching(mine.path, mine.line, theirs.line)
 
 
 def _calls_at(evidence: Evidence, of: tuple[int, ...], call: Call) -> bool:
@@ -373,7 +385,7 @@ def collective_order_differs(evidence: Evidence) -> Diagnosis | None:
         # Ranks may take turns with two lines, as long as sizes are the same.
         if not mine.via or not theirs.via or mine.via[0].function == theirs.via[0].function:
             return None
-        if same_branching(mine.via[0].path, mine.via[0].line, theirs.via[0].line):
+        if _is_the_other_branch(mine, theirs):
             return None
         strength = Strength.LIKELY
     return Diagnosis(

@@ -262,7 +262,7 @@ def _compare(base: Sequence[Call], other: Sequence[Call]) -> _Difference | None:
         a, b = base[index].key, other[index].key
         if a == b or (a, b) in roles:
             continue
-        found = _shift(base, other, index, roles) or _swap(base, other, index)
+        found = _swap(base, other, index, roles) or _shift(base, other, index, roles)
         if found is not None:
             return found
         if base[index].signature != other[index].signature:
@@ -277,12 +277,22 @@ def _shift(
     base: Sequence[Call], other: Sequence[Call], index: int, roles: set[tuple[Any, Any]]
 ) -> _Difference | None:
     """Recognise calls that one of the two has in between, after which they go on alike."""
+    a, b = base[index], other[index]
+    both = any(call.key == b.key for call in base) and any(call.key == a.key for call in other)
+    if both and a.signature == b.signature and a.operation in ROOTED:
+        # Ranks take turns with the two lines.
+        return None
+    found: dict[int, _Difference] = {}
     for count in range(1, FARTHEST + 1):
-        if _go_on_alike(base[index:], other[index + count :], roles):
-            return _Difference(EXTRA, index, count)
-        if _go_on_alike(base[index + count :], other[index:], roles):
-            return _Difference(SKIPPED, index, count)
-    return None
+        for kind, left, right in (
+            (EXTRA, base[index:], other[index + count :]),
+            (SKIPPED, base[index + count :], other[index:]),
+        ):
+            if _go_on_alike(left, right, roles):
+                # The more calls agree afterwards, the less it is chance.
+                agreeing = min(len(left), len(right))
+                found.setdefault(agreeing, _Difference(kind, index, count))
+    return found[max(found)] if found else None
 
 
 def _go_on_alike(base: Sequence[Call], other: Sequence[Call], roles: set[tuple[Any, Any]]) -> bool:
@@ -292,8 +302,13 @@ def _go_on_alike(base: Sequence[Call], other: Sequence[Call], roles: set[tuple[A
     return all(a.key == b.key or (a.key, b.key) in roles for a, b in pairs)
 
 
-def _swap(base: Sequence[Call], other: Sequence[Call], index: int) -> _Difference | None:
-    """Recognise the same calls in another order; those with roles have no order of their own."""
+def _swap(
+    base: Sequence[Call], other: Sequence[Call], index: int, roles: set[tuple[Any, Any]]
+) -> _Difference | None:
+    """Recognise the same calls in another order, after which they go on alike.
+
+    Those with roles have no order of their own.
+    """
     left: Counter[Any] = Counter()
     for count in range(1, min(FARTHEST, len(base) - index, len(other) - index) + 1):
         a, b = base[index + count - 1], other[index + count - 1]
@@ -302,5 +317,7 @@ def _swap(base: Sequence[Call], other: Sequence[Call], index: int) -> _Differenc
         left.update([a.key])
         left.subtract([b.key])
         if not any(left.values()):
-            return _Difference(ORDER, index, count)
+            rest = base[index + count :], other[index + count :]
+            over = not any(rest)
+            return _Difference(ORDER, index, count) if over or _go_on_alike(*rest, roles) else None
     return None

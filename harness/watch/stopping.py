@@ -23,9 +23,18 @@ _FAMILIES = ("hangs", "rendezvous")
 def has_stopped(evidence: Evidence) -> bool:
     """Say whether a rank waited for more than it could get, raised, or was gone."""
     failed = any(end.get("error") for end in evidence.ends.values())
-    return bool(failed or evidence.stalls or evidence.gone) or (
-        evidence.unpaired is not None and evidence.unpaired.kind == MISSING
-    )
+    return bool(failed or evidence.stalls or evidence.gone) or _nothing_follows(evidence)
+
+
+def _nothing_follows(evidence: Evidence) -> bool:
+    """Say whether the ranks came to no common end: a call that has no partner is the last."""
+    found = evidence.unpaired
+    if found is None:
+        return False
+    made = [evidence.calls[rank].made.get(found.group, ()) for rank in found.calls]
+    last = {calls[-1].number if calls else 0 for calls in made}
+    operations = {call.operation for call in found.calls.values() if call is not None}
+    return len(last) > 1 or (len(operations) > 1 and last == {found.number})
 
 
 def is_stuck(evidence: Evidence) -> bool:
@@ -33,14 +42,13 @@ def is_stuck(evidence: Evidence) -> bool:
     waiting = [rank for rank, stall in evidence.stalls.items() if stall["waiting"]]
     if not waiting:
         return False
-    here = [rank for rank in evidence.ranks or evidence.stalls if rank not in waiting]
-    halted = [r for r in here if r in evidence.ends or r in evidence.gone or _is_still(evidence, r)]
-    known = set(waiting) | set(halted) == set(range(evidence.world_size))
-    return known and (bool(halted) or evidence.unpaired is not None)
-
-
-def _is_still(evidence: Evidence, rank: int) -> bool:
-    return bool(evidence.stalls.get(rank, {}).get("still"))
+    return all(
+        rank in waiting
+        or rank in evidence.ends
+        or rank in evidence.gone
+        or evidence.stalls.get(rank, {}).get("still")
+        for rank in range(evidence.world_size)
+    )
 
 
 def exit_code(evidence: Evidence, diagnoses: Sequence[Diagnosis], otherwise: int) -> int:

@@ -1,0 +1,349 @@
+"""Runs that hang or lose a rank: the call without a partner, on real ranks and on made-up ones."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.watch.evidence import Evidence
+from harness.watch.pairing import (
+    EXTRA,
+    MISSING,
+    ORDER,
+    PARTED,
+    SKIPPED,
+    Call,
+    Calls,
+    Frame,
+    first_unpaired,
+)
+from harness.watch.reading import loop_around, loops_left, rank_guard, same_branching
+from harness.watch.stopping import is_stuck
+from tests.watching import ROOT, environment, torchrun
+
+WAYS = ROOT / "tests/watched/hangs/ways.py"
+
+
+def line(of, text, nth=0):
+    """The number of the line with a text, in the function of a name."""
+    lines = WAYS.read_text().splitlines()
+    start = next(i for i, one in enumerate(lines) if one.startswith(f"def {of}("))
+    return [i + 1 for i, one in enumerate(lines) if i > start and text in one][nth]
+
+
+BACKWARD = line("update", "backward()")
+# case: cause, ranks, where, and what else the first sentence has to name
+PARTED_WAYS = {
+    "stop_decision_local": ({1}, line("stop_decision_local", "if score"), {BACKWARD}),
+    "uneven_inputs": ({1}, line("uneven_inputs", "# ends"), {BACKWARD}),
+    "rank0_only_collective": ({0}, line("rank0_only_collective", "# only"), {BACKWARD - 0}),
+    "rank0_saves": ({0}, line("rank0_saves", "# only"), {BACKWARD}),
+    "step_skipped_on_one_rank": (
+        {1},
+        line("step_skipped_on_one_rank", "loss.backward()"),
+        {line("step_skipped_on_one_rank", "loss.backward()")},
+    ),
+    "collective_order_differs": (
+        {1},
+        line("reduce_loss", "all_reduce"),
+        {line("reduce_loss", "all_reduce"), line("reduce_accuracy", "all_reduce")},
+    ),
+    "collective_mismatch": (
+        {1},
+        line("collective_mismatch", "all_reduce"),
+        {line("collective_mismatch", "all_reduce")},
+    ),
+}
+CAUSES = {"rank0_saves": "rank0_only_collective"}
+GOES_ON = {"rank0_only_collective", "collective_order_differs", "collective_mismatch"}
+"""Ways that end without anybody waiting: the fault is found, nothing has stopped."""
+FIXED = [way for way in PARTED_WAYS if way != "rank0_saves"]
+NO_OPTIMIZER = {"collective_order_differs", "collective_mismatch"}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    out = tmp_path_factory.mktemp("hangs")
+    cases = {way: {"way": way} for way in PARTED_WAYS}
+    cases |= {f"{way}-fixed": {"way": way, "fixed": True} for way in FIXED}
+    (out / "cases.json").write_text(json.dumps(cases))
+    ended = torchrun(
+        "-m", "tests.watched.hangs.driver", out, out / "cases.json", ranks=3, seconds=300
+    )
+    assert ended.returncode == 0, ended.stderr
+    return {case: json.loads((out / f"{case}.json").read_text())["answer"] for case in cases}
+
+
+@pytest.mark.parametrize("way", PARTED_WAYS)
+def test_the_cause_is_named_with_ranks_and_both_lines(answers, way):
+    ranks, where, named = PARTED_WAYS[way]
+    answer = answers[way]
+    best = answer["diagnoses"][0]
+    assert best["cause"] == CAUSES.get(way, way)
+    assert set(best["ranks"]) == ranks
+    assert best["where"] == f"{WAYS}:{where}"
+    assert best["strength"] in ("likely", "proven")
+    lines = {int(n) for n in re.findall(r"ways\.py:(\d+)", " ".join(best["because"]))}
+    assert lines >= named
+    assert answer["exit_code"] == (20 if way in GOES_ON else 21)
+
+
+@pytest.mark.parametrize("way", FIXED)
+def test_the_right_way_is_silent(answers, way):
+    answer = answers[f"{way}-fixed"]
+    assert answer["exit_code"] == (22 if way in NO_OPTIMIZER else 0)
+    assert [d["cause"] for d in answer["diagnoses"] if d["strength"] != "fact"] == []
+
+
+def watched(*words, ranks, options=()):
+    return torchrun("-m", "harness.watch", *options, WAYS, *words, ranks=ranks)
+
+
+def said(ended):
+    return [
+        text.removeprefix("crossrank: ")
+        for text in ended.stderr.splitlines()
+        if text.startswith("crossrank: ")
+    ]
+
+
+def kept(ended) -> Path:
+    return Path(re.search(r"^  kept     (.*)/watch.html$", ended.stderr, re.M)[1])
+
+
+def test_a_run_that_is_stuck_is_ended_after_the_time_that_was_typed():
+    ended = watched("operation_mismatch", ranks=2, options=("--hang-timeout", "2"))
+    assert "exitcode  : 21 (pid" in ended.stderr
+    (first,) = said(ended)
+    broadcast = line("operation_mismatch", "dist.broadcast")
+    reduce = line("operation_mismatch", "dist.all_reduce", 1)
+    assert f"broadcast 2 of 4 float32 at {WAYS}:{broadcast}" in first
+    assert f"all_reduce 2 of 4 float32 at {WAYS}:{reduce}" in first
+    assert "cause: collective_mismatch" in first
+    answer = json.loads((kept(ended) / "watch.json").read_text())
+    assert answer["exit_code"] == 21
+
+
+def test_a_rank_that_gloo_aborts_has_left_word_of_its_last_call():
+    ended = watched("shape_mismatch", ranks=2)
+    assert "Signal 6 (SIGABRT)" in ended.stderr
+    (first,) = said(ended)
+    where = line("shape_mismatch", "dist.all_reduce")
+    assert first.startswith(f"rank 1: called all_reduce of 2 float32 at {WAYS}:{where}")
+    assert "paired with all_reduce of 4096 float32" in first
+    assert "cause: collective_mismatch" in first
+
+
+def test_of_a_killed_rank_the_others_keep_what_there_is():
+    ended = watched("killed", "--odd", "0", ranks=3)
+    assert "Signal 9 (SIGKILL)" in ended.stderr
+    (first,) = said(ended)
+    assert first.startswith("rank 0: the process was gone, without an exception")
+    assert f"cause: rank_killed at {WAYS}:{BACKWARD}" in first
+    folder = kept(ended)
+    for rank in range(3):
+        assert (folder / f"rank{rank}.journal.jsonl").stat().st_size > 0
+        assert json.loads((folder / f"rank{rank}.last_call").read_bytes().partition(b"\n")[0])
+
+
+def test_a_rank_that_raises_is_told_from_those_that_feel_it():
+    ended = watched("raises", ranks=3)
+    assert "exitcode  : 1 (pid" in ended.stderr
+    (first,) = said(ended)
+    where = line("raises", "raise KeyError")
+    assert first.startswith("rank 1: raised KeyError: 'labels'")
+    assert f"cause: rank_raised at {WAYS}:{where}" in first
+
+
+def test_a_script_that_ends_without_python_s_own_exit_was_not_killed():
+    ended = watched("exits_by_itself", ranks=2)
+    assert ended.returncode == 0
+    assert said(ended) == []
+
+
+def alone(**variables):
+    command = [sys.executable, "-m", "harness.watch", "tests/watched/hangs/meets.py"]
+    env = environment() | {name: str(value) for name, value in variables.items()}
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100)
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def test_what_keeps_a_process_group_from_coming_about():
+    here = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
+    with socket.socket() as taken:
+        # Torch listens on all addresses of both kinds.
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        runs = {
+            "rank_not_in_environment": alone(),
+            "peer_unreachable": alone(**here, MASTER_PORT=free_port()),
+            "port_taken": alone(**here, MASTER_PORT=taken.getsockname()[1]),
+        }
+    texts = set()
+    for cause, ended in runs.items():
+        (first,) = said(ended)
+        assert f"cause: {cause} at tests/watched/hangs/meets.py:7" in first, first
+        assert ended.returncode == 1
+        texts.add(first.rpartition("fix: ")[2])
+    assert len(texts) == 3
+    assert "the environment has no RANK" in said(runs["rank_not_in_environment"])[0]
+    assert "only 1 of 2 ranks" in said(runs["peer_unreachable"])[0]
+
+
+def test_a_time_that_is_none_is_a_mistake_in_typing():
+    command = [sys.executable, "-m", "harness.watch", "--hang-timeout", "0", str(WAYS)]
+    ended = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "type seconds, such as 60" in ended.stderr
+
+
+# What follows is made up: calls as `operation@line`, with a size where it matters.
+
+
+def calls(words, *, first=1, group="0", members=(), waits=False):
+    made = []
+    for number, word in enumerate(words.split(), start=first):
+        operation, _, rest = word.partition("@")
+        at, _, size = rest.partition("x")
+        made.append(
+            Call(
+                group=group,
+                number=number,
+                operation={"r": "all_reduce", "b": "broadcast", "w": "barrier"}[operation],
+                shapes=((int(size or 4),),),
+                dtypes=("float32",),
+                via=(Frame("train.py", int(at), "main"),),
+                time=float(number),
+            )
+        )
+    return Calls(groups={group: tuple(members)} if members else {}, made={group: tuple(made)})
+
+
+def unpaired(*sides, **kwargs):
+    return first_unpaired({rank: calls(side, **kwargs) for rank, side in enumerate(sides)})
+
+
+SAME = "b@1 r@2 b@1 r@2"
+
+
+@pytest.mark.parametrize(
+    ("sides", "kind", "number", "odd", "count"),
+    [
+        ((SAME, SAME, "b@1 r@2"), MISSING, 3, (2,), 2),
+        ((SAME, SAME, "b@1 r@2 b@1"), MISSING, 4, (2,), 1),
+        (("b@1 r@2 b@9 b@1 r@2", SAME, SAME), EXTRA, 3, (0,), 1),
+        ((SAME + " b@1 r@2", SAME + " b@1 r@2", "b@1 r@2 b@1 b@1 r@2"), SKIPPED, 4, (2,), 1),
+        ((SAME + " r@5 r@6", SAME + " r@5 r@6", SAME + " r@6 r@5"), ORDER, 5, (2,), 2),
+        ((SAME + " r@5", SAME + " r@5", SAME + " w@6"), PARTED, 5, (2,), 1),
+        ((SAME + " r@5x8", SAME + " r@5", SAME + " r@5"), PARTED, 5, (0,), 1),
+    ],
+)
+def test_the_first_call_that_does_not_fit(sides, kind, number, odd, count):
+    found = unpaired(*sides)
+    assert (found.kind, found.number, found.odd, found.count) == (kind, number, odd, count)
+
+
+@pytest.mark.parametrize(
+    "sides",
+    [
+        (SAME, SAME, SAME),
+        # One line for the rank that sends and one for those that receive.
+        ("b@1 r@3 b@1 r@3", "b@2 r@3 b@2 r@3", "b@2 r@3 b@2 r@3"),
+        # Each in turn.
+        ("b@1 b@2 b@2", "b@2 b@1 b@2", "b@2 b@2 b@1"),
+    ],
+)
+def test_calls_that_fit(sides):
+    assert unpaired(*sides) is None
+
+
+def test_what_the_recorder_has_overwritten_is_not_missing():
+    records = {0: calls("r@2 r@2 r@2", first=8), 1: calls("r@2 r@2", first=9)}
+    assert first_unpaired(records) is None
+    records = {0: calls("r@2 r@2 r@2", first=8), 1: calls("r@2", first=9)}
+    assert first_unpaired(records).number == 10
+
+
+def test_a_rank_of_another_group_is_not_missed():
+    records = {
+        0: calls("r@2", group="1", members=(0, 1)),
+        1: calls("r@2", group="1", members=(0, 1)),
+        2: calls("", group="0"),
+    }
+    assert first_unpaired(records) is None
+    # And one that belongs to it is.
+    records[2] = calls("r@2", group="0", members=(0, 1, 2))
+    for rank in (0, 1):
+        records[rank] = Calls(groups={"0": (0, 1, 2)}, made={"0": ()})
+    assert first_unpaired(records).odd == (0, 1)
+
+
+def stall(**about):
+    usual = {"waiting": False, "still": False, "stack": [], "idle": 5.0, "time": 0.0}
+    return usual | {"updates": 0, "since_update": {}} | about
+
+
+@pytest.mark.parametrize(
+    ("stalls", "ends", "stuck"),
+    [
+        ({0: stall(waiting=True), 1: stall()}, {}, False),
+        ({0: stall(waiting=True), 1: stall(still=True)}, {}, True),
+        ({0: stall(waiting=True), 1: stall(waiting=True)}, {}, True),
+        ({0: stall(waiting=True)}, {1: {"code": 0}}, True),
+        # Nothing is known of rank 1: it may be on another host.
+        ({0: stall(waiting=True)}, {}, False),
+        ({0: stall(), 1: stall(still=True)}, {}, False),
+    ],
+)
+def test_a_rank_that_goes_on_may_still_come(stalls, ends, stuck):
+    evidence = Evidence(world_size=2, ranks=(0, 1), journals={}, stalls=stalls, ends=ends)
+    assert is_stuck(evidence) is stuck
+
+
+SCRIPT = """\
+for epoch in range(9):
+    for batch in loader:
+        if bad(batch):
+            continue
+        step(batch)
+    if rank == 0:
+        save()
+    else:
+        wait()
+    if score < best:
+        break
+done()
+"""
+
+
+def test_the_source_says_which_loop_was_left_and_how(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    outer, inner = loops_left(str(path), inside=5, outside=12)
+    assert (outer.line, outer.left_by, outer.counted, outer.continued_by) == (1, 10, True, None)
+    assert (inner.line, inner.left_by, inner.counted, inner.continued_by) == (2, None, False, 3)
+    assert [loop.line for loop in loops_left(str(path), inside=5, outside=7)] == [2]
+    assert loops_left(str(path), inside=7, outside=9) == []
+    assert loop_around(str(path), 12) is None
+    assert rank_guard(str(path), 7) == "rank == 0"
+    assert rank_guard(str(path), 5) is None
+    assert same_branching(str(path), 7, 9)
+    assert not same_branching(str(path), 5, 7)
+
+
+def test_source_that_cannot_be_read_says_nothing(tmp_path):
+    (tmp_path / "broken.py").write_text("def (:")
+    for path in (tmp_path / "broken.py", tmp_path / "missing.py", Path("<stdin>")):
+        assert loop_around(str(path), 1) is None
+        assert rank_guard(str(path), 1) is None
