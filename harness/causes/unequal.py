@@ -58,6 +58,11 @@ class Unequal:
         """Numbers of the wrappers concerned."""
         return list(dict.fromkeys(one.module for one in self.owned if one.module is not None))
 
+    @property
+    def hooked(self) -> int | None:
+        """The wrapper of the first parameter concerned that has a hook of it."""
+        return next((one.module for one in self.owned if one.was == "synchronised"), None)
+
     @cached_property
     def windows(self) -> dict[int, Event]:
         """Rank -> what it did between the update before and this one."""
@@ -76,12 +81,35 @@ class Unequal:
         events = self.evidence.events("wrapper", self.evidence.ranks[0])
         return next((event for event in events if event["module"] == module), None)
 
+    def wrapped_at(self, name: str) -> str | None:
+        """Return the line that made the wrapper of a parameter."""
+        module = self.held[name].module
+        for event in self.evidence.events("wrap", self.evidence.ranks[0]):
+            if event["module"] == module and event["at"]:
+                return str(event["at"])
+        return None
+
+    def unless_all(self, ranks: list[int]) -> tuple[int, ...]:
+        """Return ranks that do something, or none where all of them do."""
+        return () if len(ranks) == len(self.windows) else tuple(ranks)
+
     def before(self, rank: int) -> int:
         """Return the number of updates that a rank had made when it made the one before."""
         if self.step == 0:
             return -1
         event = self.evidence.update(rank, self.optimizer, self.step - 1)
         return -1 if event is None else int(event["step"])
+
+
+def first_of(window: Event, name: str) -> str | None:
+    """Return the first line of a list of them in a window."""
+    return next(iter(window.get(name, ())), None)
+
+
+def last_of(window: Event, name: str) -> str | None:
+    """Return the last line that is known of a list of them in a window."""
+    found = [place for place in window.get(name, ()) if place]
+    return found[-1] if found else None
 
 
 def unequal_gradients(evidence: Evidence) -> Unequal | None:
