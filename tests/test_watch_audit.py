@@ -210,6 +210,22 @@ def test_the_answer_says_what_was_audited_and_what_it_cost(runs):
     assert "2 audits took" in lines
 
 
+@pytest.mark.parametrize("name", ["plain", "plain-ragged", "accumulation", "checkpoint"])
+def test_one_forward_pass_over_all_rows_gives_the_same(runs, name):
+    for event in audits(runs, name):
+        assert event["at_once"]["clean"]
+        assert event["at_once"]["factor"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_rows_that_have_an_influence_on_each_other_are_a_fact(runs):
+    for event in audits(runs, "batch_norm"):
+        assert event["at_once"]["fault"]
+    given = answer(runs, "batch_norm")
+    assert given["exit_code"] == 0
+    assert any("influence on each other, as in batch norm" in line for line in given["lines"])
+    assert "random numbers" in audits(runs, "dropout")[0]["at_once_unknown"]
+
+
 def test_contributions_are_removed(runs):
     assert not list(runs.rglob("audit.optimizer*"))
 

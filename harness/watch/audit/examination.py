@@ -11,7 +11,7 @@ from torch import nn
 
 from harness.watch.audit.comparison import Comparison, compare, floors
 from harness.watch.audit.contribution import Contribution
-from harness.watch.audit.forward_pass import ForwardPass
+from harness.watch.audit.one_batch import Weighted
 from harness.watch.audit.replay import Name, Replay, Variation
 from harness.watch.audit.trees import CannotModel
 from harness.watch.audit.weighting import UNKNOWN, Cell, Loss, corrections, losses
@@ -76,6 +76,9 @@ def examine(
             synchronised, by_itself = given, by_hand
     if not any(not one.is_noise for one in by_itself.tensors):
         return found | {"could_not": "no gradient is larger than its own rounding"}
+    found["at_once"], found["at_once_unknown"] = _at_once(
+        replay, passes, own if factors is None else due, floor, len(roots)
+    )
     whole = by_itself if factors is None else compare(synchronised, due, floor, coarsest)
     before = {name: gradient for name, gradient in synchronised.items() if gradient is not None}
     later = compare(given, before, dict.fromkeys(before, 0.0), coarsest)
@@ -95,6 +98,24 @@ def examine(
         entry["factor"] = abs(whole.factor * loss.mean_weight) * loss.total * later.factor
     found["factor"] = _factor(lined_up, found["losses"]) if factors is not None else None
     return found
+
+
+def _at_once(
+    replay: Replay,
+    passes: list[Weighted],
+    due: Mapping[Name, torch.Tensor],
+    floor: Mapping[Name, float],
+    modules: int,
+) -> tuple[dict[str, Any] | None, str | None]:
+    """Compare with one forward pass over all rows: do rows have an influence on each other?"""
+    try:
+        together = replay.at_once(passes)
+    except CannotModel as reason:
+        return None, str(reason)
+    except Exception as error:
+        return None, f"{type(error).__name__}: {error}"
+    compared = compare(due, together, floor, 0.0)
+    return _compared(compared, modules, compared.factor), None
 
 
 def _described(everyone: Mapping[int, Contribution]) -> dict[str, Any]:
@@ -120,9 +141,7 @@ def _reasons(everyone: Mapping[int, Contribution]) -> list[str]:
     return reasons
 
 
-def _passes(
-    everyone: Mapping[int, Contribution], factors: Mapping[Cell, float]
-) -> list[tuple[ForwardPass, int, float]]:
+def _passes(everyone: Mapping[int, Contribution], factors: Mapping[Cell, float]) -> list[Weighted]:
     return [
         (made, number, factors.get((rank, one.micro_batches[number]), 1.0))
         for rank, one in sorted(everyone.items())
