@@ -1,0 +1,675 @@
+"""The rules of the causes whose symptom is that replicas differ, on evidence made by hand."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from dataclasses import replace
+
+import pytest
+
+import harness.causes
+from harness.causes import Strength, catalogue, diagnose
+from harness.watch.divergence import Difference, Divergence
+from harness.watch.evidence import Evidence
+
+RANKS = (0, 1, 2)
+EACH = ((0,), (1,), (2,))
+ONE_ODD = ((0, 2), (1,))
+NAMES = ("body.weight", "head.weight")
+
+
+def parted(
+    phase="gradients", kind="gradient", names=NAMES, groups=EACH, step=0, compared=2, values=None
+):
+    found = tuple(
+        Difference(name=name, kind=kind, groups=groups, values=values or {}) for name in names
+    )
+    return Divergence(step=step, phase=phase, differences=found, compared=compared, ranks=RANKS)
+
+
+def update(number=0, optimizer=0, step=None, **fields):
+    step = number if step is None else step
+    return {"kind": "update", "optimizer": optimizer, "update": number, "step": step, **fields}
+
+
+def passes(
+    forwards=1, without_sync=0, past=0, backwards=1, synchronised=True, module=0, number=0, **more
+):
+    """A window as the forward and backward instruments write it for one wrapper."""
+    counts = {
+        "forwards": forwards,
+        "forwards_without_sync": without_sync,
+        "forwards_past_wrapper": past,
+    }
+    fields = {f"{name} of module {module}": count for name, count in counts.items() if count}
+    fields |= {name: count for name, count in counts.items() if count}
+    if forwards:
+        fields[f"last_forward_synchronised of module {module}"] = synchronised
+    return update(number, backwards=backwards, **fields, **more)
+
+
+def wrap(module=0, names=NAMES, ranks=RANKS, digests=(1, 2), shape=(2,), frozen=(), buffers=()):
+    return {
+        "kind": "wrap",
+        "step": 0,
+        "module": module,
+        "ranks": list(ranks),
+        "class": "Net",
+        "at": "train.py:10",
+        "parameters": [[name, list(shape), "float32", name not in frozen] for name in names],
+        "buffers": [[name, [2], "float32"] for name in buffers],
+        "digests": list(digests),
+    }
+
+
+def wrapper(module=0, step=0, **told):
+    usual = {
+        "sync_buffers": True,
+        "find_unused_parameters": False,
+        "static_graph": False,
+        "hooks": [],
+        "ignored": [],
+        "digests": [1, 2],
+    }
+    return {"kind": "wrapper", "step": step, "module": module, **(usual | told)}
+
+
+def holds(*, was="synchronised", module=0, names=NAMES, special=(), update=0):
+    """The event of what an optimizer holds; `special` ones are what `was` says."""
+    return {
+        "kind": "optimizer",
+        "step": 0,
+        "optimizer": 0,
+        "update": update,
+        "class": "SGD",
+        "parameters": [
+            [name, module, (was if not special or name in special else "synchronised"), True]
+            if module is not None
+            else [name, None, "", True]
+            for name in names
+        ],
+    }
+
+
+def evidence(events, divergence=None, source="optimizer 0 (SGD)", ranks=RANKS, **more):
+    """Evidence of ranks that did the same, or of what `events(rank)` says of each."""
+    by_rank = {rank: tuple(events(rank) if callable(events) else events) for rank in ranks}
+    return Evidence(
+        world_size=len(ranks),
+        ranks=tuple(ranks),
+        journals=by_rank,
+        divergence=divergence,
+        source=source if divergence else "",
+        **more,
+    )
+
+
+def found(given):
+    """Names of what is more than a fact."""
+    return {one.cause for one in diagnose(given) if one.strength > Strength.FACT}
+
+
+def proven(given):
+    return {one.cause for one in diagnose(given) if one.strength == Strength.PROVEN}
+
+
+SYNCHRONISED = (wrap(), wrapper(), holds())
+"""A wrapper with its hooks where they belong."""
+
+
+def only(given, name):
+    """Whether that cause, and no other, is more than a fact."""
+    assert not [one for one in diagnose(given) if "rule itself failed" in one.because[0]]
+    return found(given) == {name}
+
+
+# Gradients below a wrapper.
+
+
+def test_a_backward_pass_without_a_forward_pass_of_the_wrapper_is_a_bypass():
+    past = evidence([*SYNCHRONISED, passes(forwards=0, past=1)], parted())
+    assert only(past, "ddp_forward_bypassed")
+    assert proven(past)
+
+
+def test_a_bypass_through_a_part_of_the_module_is_one_as_well():
+    # `model.module.encoder(x)`: no hook sees it, and the wrapper was not called either.
+    assert only(evidence([*SYNCHRONISED, passes(forwards=0)], parted()), "ddp_forward_bypassed")
+
+
+def test_a_bypass_of_some_micro_batches_needs_more_backward_than_forward_passes():
+    some = evidence([*SYNCHRONISED, passes(forwards=1, past=1, backwards=2)], parted())
+    assert "ddp_forward_bypassed" in proven(some)
+    # A penalty through the inner module, in the same backward pass, is reduced with the rest.
+    penalty = evidence([*SYNCHRONISED, passes(forwards=1, past=1, backwards=1)], parted())
+    assert "ddp_forward_bypassed" not in found(penalty)
+
+
+def test_with_two_models_a_partial_bypass_is_likely_only():
+    events = [*SYNCHRONISED, wrap(1), passes(forwards=1, past=1, backwards=2)]
+    assert "ddp_forward_bypassed" in found(evidence(events, parted()))
+    assert "ddp_forward_bypassed" not in proven(evidence(events, parted()))
+
+
+def test_forward_passes_of_another_wrapper_do_not_hide_a_bypass():
+    events = [*SYNCHRONISED, wrap(1), passes(forwards=2, past=0, module=1, backwards=2)]
+    assert "ddp_forward_bypassed" in proven(evidence(events, parted()))
+
+
+def test_a_bypass_on_one_rank_names_the_rank():
+    def events(rank):
+        return [*SYNCHRONISED, passes(forwards=0, past=1) if rank == 1 else passes()]
+
+    (one,) = [
+        one
+        for one in diagnose(evidence(events, parted(groups=ONE_ODD)))
+        if one.cause == "ddp_forward_bypassed"
+    ]
+    assert one.ranks == (1,)
+
+
+@pytest.mark.parametrize(("of", "without"), [(1, 1), (3, 3), (3, 1)])
+def test_a_last_forward_pass_without_synchronisation_is_the_wrong_half(of, without):
+    window = passes(forwards=of, without_sync=without, backwards=of, synchronised=False)
+    assert only(evidence([*SYNCHRONISED, window], parted()), "no_sync_wrong_half")
+
+
+def test_accumulation_as_it_should_be_is_not_the_wrong_half():
+    window = passes(forwards=3, without_sync=2, backwards=3)
+    assert "no_sync_wrong_half" not in found(evidence([*SYNCHRONISED, window], parted()))
+
+
+def test_no_sync_around_backward_alone_is_seen_without_a_divergence():
+    vain = passes(forwards=3, backwards=3, **{"backwards_without_sync of module 0": 2})
+    assert only(evidence([*SYNCHRONISED, vain]), "no_sync_wrong_half")
+    right = passes(
+        forwards=3, without_sync=2, backwards=3, **{"backwards_without_sync of module 0": 2}
+    )
+    assert found(evidence([*SYNCHRONISED, right])) == set()
+    # The other model's backward pass, while this one is told not to synchronise and is not called.
+    other = passes(forwards=1, module=1, backwards=1, **{"backwards_without_sync of module 0": 1})
+    assert found(evidence([*SYNCHRONISED, wrap(1), other])) == set()
+
+
+def test_a_parameter_that_was_not_there_when_wrapped_is_replaced():
+    events = [wrap(), wrapper(find_unused_parameters=True)]
+    events += [holds(was="absent", special=("head.weight",)), passes()]
+    given = evidence(events, parted(names=("head.weight",)))
+    assert only(given, "params_replaced")
+    # The new head is trained on some other update; what parts here is the body.
+    other = evidence(events, parted(names=("body.weight",)))
+    assert "params_replaced" not in found(other)
+
+
+def test_a_parameter_that_was_frozen_when_wrapped_is_unfrozen():
+    events = [wrap(frozen=("body.weight",)), wrapper()]
+    events += [holds(was="frozen", special=("body.weight",)), passes(number=3)]
+    assert only(evidence(events, parted(names=("body.weight",), step=3)), "unfrozen_after_wrap")
+
+
+def test_what_an_optimizer_holds_is_what_was_written_last_before_the_update():
+    events = [wrap(frozen=("body.weight",)), wrapper(), holds(was="frozen"), wrap(1), wrapper(1)]
+    events += [holds(module=1, update=3), passes(forwards=0, number=4, module=1)]
+    assert only(evidence(events, parted(step=4)), "ddp_forward_bypassed")
+
+
+def test_parameters_that_ddp_was_told_to_ignore():
+    events = [wrap(), wrapper(ignored=["head.weight"])]
+    events += [holds(was="ignored", special=("head.weight",)), passes()]
+    assert only(evidence(events, parted(names=("head.weight",))), "params_ignored")
+    assert "params_ignored" not in found(evidence(events, parted()))
+
+
+def conversion(step=0, module=0):
+    return {
+        "kind": "conversion",
+        "step": step,
+        "module": module,
+        "parameters": list(NAMES),
+        "before": "float32 on cpu",
+        "after": "float64 on cpu",
+        "at": "train.py:12",
+    }
+
+
+def test_a_conversion_since_the_last_update_takes_the_hooks_away():
+    events = [*SYNCHRONISED, conversion(), passes()]
+    assert only(evidence(events, parted()), "hooks_lost")
+
+
+def test_a_conversion_before_updates_that_were_right_is_another_matter():
+    events = [*SYNCHRONISED, conversion(), passes(), passes(number=1), passes(number=2)]
+    assert "hooks_lost" not in found(evidence(events, parted(step=2)))
+
+
+def test_a_conversion_of_another_model_is_another_matter():
+    events = [*SYNCHRONISED, conversion(module=1), passes()]
+    assert "hooks_lost" not in found(evidence(events, parted()))
+
+
+def gradients(frozen=(), without=()):
+    return {
+        "kind": "parameters",
+        "step": 0,
+        "optimizer": 0,
+        "update": 0,
+        "frozen": list(frozen),
+        "without_gradient": list(without),
+    }
+
+
+def test_a_parameter_without_a_gradient_keeps_back_its_bucket():
+    events = [*SYNCHRONISED, gradients(without=["body.weight"]), passes()]
+    assert only(evidence(events, parted(names=("head.weight",))), "unused_parameters")
+
+
+def test_a_parameter_that_is_frozen_after_wrapping_keeps_back_its_bucket_as_well():
+    events = [*SYNCHRONISED, gradients(frozen=["body.weight"]), passes()]
+    assert only(evidence(events, parted(names=("head.weight",))), "unused_parameters")
+
+
+@pytest.mark.parametrize("flag", ["find_unused_parameters", "static_graph"])
+def test_ddp_copes_with_unused_parameters_when_told(flag):
+    events = [wrap(), wrapper(**{flag: True}), holds()]
+    events += [gradients(without=["body.weight"]), passes()]
+    assert "unused_parameters" not in found(evidence(events, parted()))
+
+
+def test_a_parameter_that_was_frozen_all_along_is_not_waited_for():
+    events = [wrap(frozen=("body.weight",)), wrapper()]
+    events += [holds(was="frozen", special=("body.weight",))]
+    events += [gradients(frozen=["body.weight"]), passes()]
+    assert "unused_parameters" not in found(evidence(events, parted(names=("head.weight",))))
+
+
+def test_other_numbers_of_passes_on_one_rank():
+    def events(rank):
+        return [
+            *SYNCHRONISED,
+            passes(),
+            passes(2, backwards=2, number=1) if rank == 1 else passes(number=1),
+        ]
+
+    given = evidence(events, parted(groups=ONE_ODD, step=1))
+    assert only(given, "update_skipped_on_one_rank")
+    assert next(iter(diagnose(given))).ranks == (1,)
+
+
+def test_of_two_ranks_the_one_that_did_otherwise_than_before_is_the_odd_one():
+    def events(rank):
+        return [
+            *SYNCHRONISED,
+            passes(),
+            passes(2, backwards=2, number=1) if rank == 0 else passes(number=1),
+        ]
+
+    given = evidence(events, parted(groups=((0,), (1,)), step=1), ranks=(0, 1))
+    assert next(iter(diagnose(given))).ranks == (0,)
+
+
+def test_a_communication_hook_is_likely_where_nothing_else_is_known_and_else_a_fact():
+    hooked = [wrap(), wrapper(hooks=["noisy_hook"]), holds(), passes()]
+    assert only(evidence(hooked, parted()), "communication_hook")
+    (fact,) = diagnose(evidence(hooked))
+    assert (fact.cause, fact.strength) == ("communication_hook", Strength.FACT)
+    bypassed = [wrap(), wrapper(hooks=["noisy_hook"]), holds(), passes(forwards=0, past=1)]
+    assert only(evidence(bypassed, parted()), "ddp_forward_bypassed")
+
+
+def test_a_gradient_changed_behind_the_reduction_names_the_rank_and_is_only_likely():
+    given = evidence([*SYNCHRONISED, passes()], parted(groups=ONE_ODD))
+    assert only(given, "gradient_changed_on_one_rank")
+    assert not proven(given)
+    assert next(iter(diagnose(given))).ranks == (1,)
+
+
+def test_where_all_ranks_differ_behind_a_complete_reduction_nothing_is_guessed():
+    assert found(evidence([*SYNCHRONISED, passes()], parted())) == set()
+
+
+# Gradients that no wrapper reduces.
+
+BARE = (holds(module=None), update(backwards=1))
+
+
+def test_a_replica_among_parts_is_to_be_summed_by_the_script():
+    given = evidence(BARE, parted(names=("head.weight",)), parts={0: ["body.weight"]})
+    assert only(given, "replicated_grad_not_reduced")
+    assert not proven(given)
+
+
+def test_without_parts_a_parameter_was_left_out_of_the_reduction():
+    given = evidence(BARE, parted(names=("head.weight",)))
+    assert only(given, "reduction_left_out")
+    assert not proven(given)
+
+
+def reduced(*names):
+    return {"kind": "reduced_by_hand", "step": 0, "optimizer": 0, "update": 0, "names": list(names)}
+
+
+def test_what_was_reduced_by_hand_proves_what_was_not():
+    given = evidence([*BARE, reduced("body.weight")], parted(names=("head.weight",)))
+    assert proven(given) == {"reduction_left_out"}
+    both = evidence([*BARE, reduced(*NAMES)], parted(names=("head.weight",)))
+    assert "reduction_left_out" not in found(both)
+
+
+def test_reductions_in_another_order_mix_gradients():
+    def events(rank):
+        return [*BARE, reduced(*(reversed(NAMES) if rank == 1 else NAMES))]
+
+    given = evidence(events, parted(groups=ONE_ODD))
+    assert only(given, "collective_order_differs")
+    assert next(iter(diagnose(given))).ranks == (1,)
+
+
+def test_nobody_averages_where_no_gradient_is_equal_in_the_first_update():
+    assert only(evidence(BARE, parted()), "gradients_never_averaged")
+    late = evidence([holds(module=None), update(4, backwards=1)], parted(step=4))
+    assert found(late) == set()
+    odd = evidence(BARE, parted(groups=ONE_ODD))
+    assert found(odd) == set()
+
+
+def test_ranks_that_agree_as_their_groups_do_are_reduced_over_groups():
+    ranks = (0, 1, 2, 3)
+    pairs = ((0, 1), (2, 3))
+
+    def events(rank):
+        return [wrap(ranks=pairs[rank // 2]), wrapper(), holds(), passes()]
+
+    assert only(evidence(events, parted(groups=pairs), ranks=ranks), "wrong_group")
+    across = parted(groups=((0, 2), (1, 3)))
+    assert found(evidence(events, across, ranks=ranks)) == set()
+
+
+# Before the first update.
+
+
+def test_unequal_weights_and_equal_gradients_are_an_initialisation_of_its_own():
+    start = parted("start", "parameter")
+    assert only(evidence([holds(module=None)], start), "init_differs")
+
+
+def test_a_wrapper_that_sends_nothing_around_leaves_them_unequal():
+    def events(rank):
+        return [wrap(digests=(rank, 2)), wrapper(digests=[rank, 2]), holds(), passes()]
+
+    assert only(evidence(events, parted("start", "parameter")), "init_differs")
+
+
+def test_weights_that_were_equal_when_the_wrapper_was_called_are_no_initialisation():
+    assert found(evidence(SYNCHRONISED, parted("start", "parameter"))) == set()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"names": tuple(reversed(NAMES))},
+        {"names": (*NAMES, "extra.weight")},
+        {"shape": (3,)},
+        {"frozen": ("head.weight",)},
+        {"buffers": ("norm.running_mean",)},
+    ],
+)
+def test_modules_that_are_not_the_same_are_found_with_the_odd_rank(other):
+    def events(rank):
+        return [wrap(**(other if rank == 1 else {})), wrapper(), holds()]
+
+    for given in (evidence(events), evidence(events, parted("start", "parameter"))):
+        assert proven(given) == {"structure_differs"}
+        assert next(iter(diagnose(given))).ranks == (1,)
+
+
+def test_stages_with_groups_of_their_own_may_be_different_modules():
+    def events(rank):
+        return [wrap(names=(f"stage{rank}.weight",), ranks=(rank,)), wrapper(), holds()]
+
+    assert found(evidence(events)) == set()
+
+
+def test_a_wrapper_that_some_ranks_lack_is_no_other_structure():
+    def events(rank):
+        return [wrap(), wrapper(), *([wrap(1)] if rank == 0 else [])]
+
+    assert found(evidence(events)) == set()
+
+
+def load(step=0, what="module"):
+    return {"kind": "load", "step": step, "what": what, "class": "Net", "at": "train.py:20"}
+
+
+def test_a_checkpoint_that_one_rank_loads_is_told_from_an_initialisation():
+    def events(rank):
+        return [holds(module=None), *([load()] if rank == 0 else [])]
+
+    given = evidence(events, parted("start", "parameter", groups=((1, 2), (0,))))
+    assert proven(given) == {"weights_not_resynced_on_load"}
+    assert next(iter(diagnose(given))).ranks == (0,)
+
+
+def test_weights_that_part_between_wrapping_and_the_first_call_after_a_load():
+    def events(rank):
+        return [wrap(digests=(1, 2)), load(3, "optimizer"), wrapper(step=3, digests=[1, 10 + rank])]
+
+    given = evidence(events)
+    assert only(given, "weights_not_resynced_on_load")
+    assert next(iter(diagnose(given))).tensor == "head.weight"
+
+    def without_load(rank):
+        return [event for event in events(rank) if event["kind"] != "load"]
+
+    assert found(evidence(without_load)) == set()
+
+    def drawn(rank):
+        # A wrapper makes equal what every rank has drawn for itself.
+        return [wrap(digests=(1, 10 + rank)), load(), wrapper(digests=[1, 10])]
+
+    assert found(evidence(drawn)) == set()
+
+
+# What an update is made from besides gradients.
+
+
+def setting(name, **more):
+    return parted(kind="setting", names=(f"param_groups[0]['{name}']",), groups=ONE_ODD, **more)
+
+
+def test_a_learning_rate_of_its_own_is_a_schedule_and_is_shown():
+    given = evidence(SYNCHRONISED, setting("lr", values={0: "0.1", 1: "0.2", 2: "0.1"}))
+    assert only(given, "rank_dependent_schedule")
+    first = next(iter(diagnose(given)))
+    assert "0.2 on rank 1" in first.because[0]
+    assert first.ranks == (1,)
+
+
+def test_any_other_setting_is_a_hyperparameter():
+    assert only(evidence(SYNCHRONISED, setting("weight_decay")), "hyperparameters_differ")
+    assert only(evidence(SYNCHRONISED, setting("betas'][1]")), "hyperparameters_differ")
+
+
+def test_state_that_differs_before_the_first_update():
+    given = evidence(SYNCHRONISED, parted("start", "state exp_avg", groups=((1, 2), (0,))))
+    assert only(given, "optimizer_state_differs")
+
+
+def state(number, digest, optimizer=0, name="body.weight"):
+    return {
+        "kind": "state",
+        "step": number,
+        "optimizer": optimizer,
+        "update": number,
+        "digests": {"exp_avg": {name: digest, "head.weight": 7}},
+    }
+
+
+def test_state_that_differed_before_the_weights_explains_them():
+    def events(rank):
+        return [*SYNCHRONISED, state(1, 5), state(2, 5 + (rank == 1)), passes(number=4)]
+
+    after = parted("parameters", "parameter", ("body.weight",), ONE_ODD, step=4)
+    assert only(evidence(events, after), "optimizer_state_differs")
+    # The state of this very update is made from it, and the state of others does not touch it.
+    assert only(evidence(events, replace(after, step=2)), "out_of_band_write")
+    other = parted("parameters", "parameter", ("head.weight",), ONE_ODD, step=4)
+    assert only(evidence(events, other), "out_of_band_write")
+
+
+def test_a_write_between_updates_on_one_rank_is_proven_by_its_version():
+    def events(rank):
+        wrote = {"written": ["body.weight"], "parameters_written": 1} if rank == 1 else {}
+        return [*SYNCHRONISED, passes(number=4, **wrote)]
+
+    after = parted("parameters", "parameter", ("body.weight",), ONE_ODD, step=4)
+    given = evidence(events, after)
+    assert proven(given) == {"out_of_band_write"}
+    assert next(iter(diagnose(given))).ranks == (1,)
+
+
+def test_a_write_to_another_tensor_or_in_an_earlier_window_proves_nothing():
+    def events(rank, number=4, name="head.weight"):
+        wrote = {"written": [name], "parameters_written": 1} if rank == 1 else {}
+        return [*SYNCHRONISED, passes(number=number, **wrote)]
+
+    after = parted("parameters", "parameter", ("body.weight",), ONE_ODD, step=4)
+    assert only(evidence(events, after), "out_of_band_write")
+    assert not proven(evidence(events, after))
+    assert not proven(evidence(lambda rank: events(rank, 3, "body.weight"), after))
+
+
+def test_a_write_on_every_rank_is_likely_at_most():
+    wrote = {"written": ["body.weight"], "parameters_written": 1}
+    after = parted("parameters", "parameter", ("body.weight",), EACH, step=4)
+    given = evidence([*SYNCHRONISED, passes(number=4, **wrote)], after)
+    assert only(given, "out_of_band_write")
+    assert not proven(given)
+
+
+def scale(value, step=3):
+    return {"kind": "loss_scale", "step": step, "scaler": 0, "scale": value}
+
+
+def test_a_loss_scale_of_its_own():
+    def events(rank):
+        return [*SYNCHRONISED, scale(65536.0, 0), scale(32768.0 if rank == 1 else 131072.0)]
+
+    assert only(evidence(events), "loss_scale_differs")
+    # Ranks without a wrapper may each train a model of their own.
+    assert found(evidence(lambda rank: events(rank)[3:])) == set()
+
+
+def test_a_scale_that_one_rank_has_not_reached_yet_differs_from_nothing():
+    def events(rank):
+        return [*SYNCHRONISED, scale(65536.0, 0), *([scale(32768.0)] if rank else [])]
+
+    assert found(evidence(events)) == set()
+
+
+# Buffers.
+
+MEAN = ("norm.running_mean",)
+
+
+def evaluation(what, source, average=False, module=0):
+    return {
+        "kind": "evaluation",
+        "step": 0,
+        "source": source,
+        "what": what,
+        "module": module,
+        "average": average,
+        "class": "Net",
+        "at": "train.py:30",
+    }
+
+
+@pytest.mark.parametrize(
+    ("what", "sync", "cause"),
+    [
+        ("wrapper", False, "bn_stats_local"),
+        ("inner", False, "bn_stats_local"),
+        ("inner", True, "bn_stats_local"),
+        ("wrapper", True, None),
+    ],
+)
+def test_running_statistics_of_the_model_that_is_trained(what, sync, cause):
+    source = "module 0 (Net)"
+    events = [wrap(), wrapper(sync_buffers=sync), evaluation(what, source)]
+    given = evidence(events, parted("evaluation", "buffer", MEAN), source=source)
+    assert found(given) == ({cause} if cause else set())
+
+
+@pytest.mark.parametrize("average", [True, False])
+def test_running_statistics_of_an_average(average):
+    source = "Net, which no wrapper holds"
+    events = [*SYNCHRONISED, evaluation("other", source, average, None)]
+    given = evidence(events, parted("evaluation", "buffer", MEAN), source=source)
+    assert only(given, "ema_buffers_local")
+    assert bool(proven(given)) is average
+
+
+def written(module=0, number=2):
+    return {
+        "kind": "buffers_written",
+        "step": number,
+        "module": module,
+        "update": number,
+        "buffers": list(MEAN),
+    }
+
+
+def test_a_buffer_that_rank_0_has_not_written_is_overwritten():
+    def events(rank, sync=True, writers=(1,)):
+        told = wrapper(sync_buffers=sync)
+        return [wrap(), told, *([written()] if rank in writers else [])]
+
+    assert only(evidence(events), "buffer_broadcast")
+    assert found(evidence(lambda rank: events(rank, sync=False))) == set()
+    assert found(evidence(lambda rank: events(rank, writers=(0,)))) == set()
+    assert found(evidence(lambda rank: events(rank, writers=RANKS))) == set()
+
+
+# Nothing, and the catalogue as a whole.
+
+
+def test_nothing_is_found_where_nothing_is_wrong():
+    assert diagnose(evidence([*SYNCHRONISED, passes(), passes(number=1)])) == []
+
+
+def test_no_rule_needs_more_than_a_divergence():
+    for phase, kind in (
+        ("start", "parameter"),
+        ("gradients", "gradient"),
+        ("gradients", "setting"),
+        ("parameters", "parameter"),
+        ("evaluation", "buffer"),
+    ):
+        for events in ([], [update()]):
+            given = evidence(events, parted(phase, kind))
+            for one in diagnose(given):
+                assert "rule itself failed" not in one.because[0], one
+
+
+def test_every_cause_has_all_its_texts():
+    for cause in catalogue().values():
+        for text in (cause.family, cause.sees, cause.why, cause.confirm, cause.change, cause.fix):
+            assert text.strip() == text, cause.name
+            assert text, cause.name
+        for sentence in (cause.sees, cause.why, cause.confirm):
+            assert sentence.endswith((".", '".')), cause.name
+        assert not cause.change.endswith("."), cause.name
+        assert len(cause.change) <= 90, cause.name
+        assert max(map(len, cause.fix.splitlines())) <= 100, cause.name
+        for thread in cause.reported:
+            owner, _, number = thread.partition("#")
+            assert owner.count("/") == 1, thread
+            assert number.isdigit(), thread
+
+
+def test_no_rule_needs_torch():
+    for module in pkgutil.iter_modules(harness.causes.__path__):
+        source = inspect.getsource(importlib.import_module(f"harness.causes.{module.name}"))
+        assert "import torch" not in source, module.name
