@@ -22,7 +22,7 @@ _MATERIAL = 1.1
 
 @dataclass(frozen=True)
 class Main:
-    """The main term of a loss: the first mean or sum whose units are counted."""
+    """The main term of a loss: the first mean whose units are counted, or the first sum."""
 
     weight: float
     count: float
@@ -34,7 +34,9 @@ class Main:
 
 def main_term(window: Event, place: int = 0) -> Main | None:
     """Return the main term of the loss of a backward pass, without a loss scale."""
-    return next(iter(counted_terms(window, place)), None)
+    counted = counted_terms(window, place)
+    # Smoothing of labels adds a sum to the mean, and divides it by the same number.
+    return next((term for term in counted if term.mean), next(iter(counted), None))
 
 
 def counted_terms(window: Event, place: int = 0) -> list[Main]:
@@ -297,7 +299,7 @@ def _factors(evidence: Evidence, name: str) -> list[Event]:
         counted = counted_terms(window)
         if counted:
             looks += 1
-            if all(m.mean for m in counted) and _of_the_whole(window, name, evidence.world_size):
+            if any(m.mean for m in counted) and _of_the_whole(window, name, evidence.world_size):
                 found.append(window)
     return found if len(found) >= 2 and len(found) == looks else []
 

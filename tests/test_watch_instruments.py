@@ -1,0 +1,523 @@
+"""Each instrument of the bookkeeping records what a small program does, and changes none of it."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Subset, TensorDataset
+
+from harness.causes.normalisation import main_term
+from harness.watch.instruments.bookkeeping import Bookkeeping
+from harness.watch.instruments.context import Context
+from harness.watch.instruments.loss_terms import terms
+from harness.watch.instruments.random_state import random_state
+from harness.watch.instruments.rows import Choice, batch_of, row_digests
+from harness.watch.journal import Journal, read_journal
+from harness.watch.modules import Modules
+
+
+class Observed:
+    """The instruments around a training loop that tells them of its updates, as a watcher does."""
+
+    def __init__(self, path):
+        self._path = path
+        self._journal = Journal()
+        self._journal.open(path)
+        self.notes = []
+        self._modules = Modules(lambda *_: None)
+        self.context = Context(self._journal, self._modules, self.notes.append)
+        self.instruments = Bookkeeping(self.context)
+        self._numbers = {}
+        self._updates = {}
+
+    def step(self, optimizer):
+        number = self._numbers.setdefault(id(optimizer), len(self._numbers))
+        update = self._updates.get(number, 0)
+        self.instruments.before_update(number, optimizer, update)
+        optimizer.step()
+        self.instruments.after_update(number)
+        self._updates[number] = update + 1
+        window = self.context.window.take(number, update)
+        if window:
+            self._journal.write("update", optimizer=number, update=update, **window)
+        self.context.updates += 1
+        self._journal.step = self.context.updates
+
+    def close(self):
+        self.context.closed = True
+        self.instruments.close()
+        self._modules.close()
+
+    def events(self, kind):
+        assert self.notes == []
+        return [event for event in read_journal(self._path) if event["kind"] == kind]
+
+
+@pytest.fixture
+def observed(tmp_path):
+    made = Observed(tmp_path / "journal.jsonl")
+    yield made
+    made.close()
+
+
+def small(rate=0.1):
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    return net, torch.optim.SGD(net.parameters(), lr=rate)
+
+
+def train(observed, net, optimizer, loader):
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        observed.step(optimizer)
+
+
+def labelled(count):
+    return TensorDataset(torch.randn(count, 3), torch.arange(count) % 2)
+
+
+# What loaders hand out.
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_pass_has_its_indices_their_content_and_its_updates(observed, workers):
+    net, optimizer = small()
+    data = labelled(22)
+    sampler = DistributedSampler(data, num_replicas=2, rank=1, shuffle=True, seed=7)
+    train(observed, net, optimizer, DataLoader(data, 4, sampler=sampler, num_workers=workers))
+    (event,) = observed.events("pass")
+    assert event["updates"] == {"0": 3}
+    assert event["indices"] == sorted(sampler)
+    assert event["batch_sizes"] == [3, 4]
+    content = dict(event["content"])
+    assert content == dict(zip(sampler, row_digests(data.tensors[0][list(sampler)]), strict=True))
+    assert (event["seed"], event["epoch"], event["num_replicas"], event["rank"]) == (7, 0, 2, 1)
+    assert (event["samplers_length"], event["total_size"]) == (22, 22)
+
+
+def test_the_order_is_the_same_for_the_same_order_only(observed):
+    data = labelled(20)
+    sampler = DistributedSampler(data, num_replicas=1, rank=0)
+    loader = DataLoader(data, 4, sampler=sampler)
+    for epoch in (0, 0, 1):
+        sampler.set_epoch(epoch)
+        list(loader)
+    first, second, third = (event["order"] for event in observed.events("pass"))
+    assert first == second != third
+
+
+def test_persistent_workers_begin_a_pass_for_each_epoch(observed):
+    loader = DataLoader(labelled(8), 4, num_workers=1, persistent_workers=True)
+    for _ in range(2):
+        list(loader)
+    del loader
+    assert [event["count"] for event in observed.events("pass")] == [8, 8]
+
+
+def test_an_evaluation_within_an_epoch_is_credited_with_no_update(observed):
+    net, optimizer = small()
+    # Its iterator is alive for as long as the loader is.
+    held_out = DataLoader(labelled(6), 3, num_workers=1, persistent_workers=True)
+    for x, y in DataLoader(labelled(8), 4):
+        with torch.no_grad():
+            list(held_out)
+        F.cross_entropy(net(x), y).backward()
+        observed.step(optimizer)
+    del held_out
+    credited = {event["length"]: event["updates"] for event in observed.events("pass")}
+    assert credited == {8: {"0": 2}, 6: {}}
+
+
+def test_what_a_subset_hands_out_is_known_by_its_place_in_the_whole(observed):
+    whole = labelled(12)
+    list(DataLoader(Subset(Subset(whole, [9, 7, 5, 3]), [0, 2]), 2))
+    (event,) = observed.events("pass")
+    assert event["within"] == [5, 9]
+    assert event["whole_length"] == 12
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(torch.randn(6, 3))
+
+
+def test_a_stream_has_no_indices_and_keys_are_no_numbers(observed):
+    list(DataLoader(Stream(), 2))
+    list(DataLoader({"a": 1.0, "b": 2.0}, 1, sampler=["a", "b"]))
+    stream, keyed = observed.events("pass")
+    assert stream["style"] == "iterable"
+    assert "count" not in stream
+    assert "count" not in keyed
+    assert (stream["batches"], keyed["batches"]) == (3, 2)
+
+
+def test_a_choice_is_small_and_the_same_for_the_same_indices():
+    backwards, strided = Choice(64), Choice(64)
+    for index in reversed(range(10_000)):
+        backwards.put(index)
+    for start in range(4):
+        for index in range(start, 10_000, 4):
+            strided.put(index)
+    assert backwards.kept.keys() == strided.kept.keys()
+    assert 16 <= len(backwards.kept) <= 64
+    # No share of a strided sampler goes without.
+    assert {index % 4 for index in backwards.kept} == {0, 1, 2, 3}
+
+
+def test_rows_are_told_apart_by_content_shape_and_type():
+    rows = torch.arange(12.0).view(3, 4)
+    digests = row_digests(rows)
+    assert len(set(digests)) == 3
+    assert row_digests(rows[[2, 0]]) == [digests[2], digests[0]]
+    assert row_digests(rows, [1]) == [digests[1]]
+    assert row_digests(rows.t().contiguous().t()) == digests
+    assert row_digests(rows.view(3, 2, 2))[0] != digests[0]
+    assert row_digests(rows.view(torch.int32))[0] != digests[0]
+    assert row_digests(rows.flip(1))[0] != digests[0]
+
+
+def test_a_batch_is_found_where_it_is():
+    rows = torch.zeros(5, 2)
+    assert batch_of({"mask": None, "ids": [torch.tensor(3.0), rows]}) is rows
+    assert batch_of([torch.zeros(4), rows], rows=5) is rows
+    assert batch_of(["text", 3]) is None
+
+
+# Randomness.
+
+
+def test_looking_at_the_random_state_draws_nothing_and_sees_every_draw():
+    torch.manual_seed(0)
+    before, drawn = random_state(), torch.get_rng_state()
+    assert random_state() == before
+    assert torch.equal(torch.get_rng_state(), drawn)
+    torch.rand(1)
+    assert random_state()["torch"] != before["torch"]
+    assert random_state()["python"] == before["python"]
+
+
+def test_a_state_is_restored_by_the_script_not_by_checkpointing(observed):
+    layer = nn.Dropout(0.5)
+    state = torch.get_rng_state()
+    checkpoint(layer, torch.ones(4, requires_grad=True), use_reentrant=False).sum().backward()
+    with torch.random.fork_rng():
+        torch.rand(1)
+    assert observed.events("restored") == []
+    torch.set_rng_state(state)
+    (event,) = observed.events("restored")
+    assert event["at"].startswith(__file__)
+
+
+def test_forward_passes_are_seen_with_their_rows_and_their_randomness(observed):
+    net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    data = labelled(12)
+    train(observed, net, optimizer, DataLoader(data, 4))
+    net.eval()
+    net(data.tensors[0])
+    # Found when its optimizer makes the first update, so seen from the second one on.
+    seen = observed.events("inputs")
+    assert [event["update"] for event in seen] == [1, 2]
+    assert seen[0]["rows"] == row_digests(data.tensors[0][4:8])
+    assert seen[0]["random"] == ["Dropout"]
+    assert seen[0]["before"]["torch"] != seen[0]["after"]["torch"]
+    assert seen[0]["before"]["python"] == seen[0]["after"]["python"]
+
+
+# Schedules.
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_scheduler_steps_are_counted_per_update(observed, times):
+    _, optimizer = small()
+    schedule = lr_scheduler.CosineAnnealingLR(optimizer, T_max=40)
+    for _ in range(5):
+        observed.step(optimizer)
+        for _ in range(times):
+            schedule.step()
+    observed.close()
+    (event,) = observed.events("schedule")
+    assert event["per_update"] == [[times, 4]]
+    assert (event["total"], event["updates"]) == (40, 5)
+
+
+def test_a_schedule_of_schedules_steps_once_and_plateaus_once_an_epoch(observed):
+    _, optimizer = small()
+    warm = lr_scheduler.LinearLR(optimizer, total_iters=2)
+    flat = lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    both = lr_scheduler.SequentialLR(optimizer, [warm, flat], milestones=[2])
+    plateau = lr_scheduler.ReduceLROnPlateau(optimizer)
+    for update in range(4):
+        observed.step(optimizer)
+        both.step()
+        if update == 1:
+            plateau.step(1.0)
+    observed.close()
+    counted = {event["class"]: event["per_update"] for event in observed.events("schedule")}
+    assert counted["SequentialLR"] == [[1, 3]]
+    assert counted["ReduceLROnPlateau"] == [[0, 1], [1, 1]]
+
+
+def test_the_end_of_a_schedule_is_the_first_rate_of_zero_that_stays(observed):
+    _, optimizer = small()
+    rates = [0.0, 0.1, 0.0, 0.1, 0.0, 0.0]
+    schedule = lr_scheduler.LambdaLR(optimizer, lambda n: rates[n] * 10)
+    for _ in rates[:-1]:
+        observed.step(optimizer)
+        schedule.step()
+    observed.step(optimizer)
+    observed.close()
+    assert observed.events("schedule")[0]["zero_from"] == 4
+
+
+# Clips and loss scales.
+
+
+@pytest.mark.parametrize("unscales", [True, False])
+def test_a_clip_is_seen_with_its_norm_and_the_scale_of_the_gradients(observed, unscales):
+    net, optimizer = small()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(net(torch.ones(2, 3)).square().mean()).backward()
+    if unscales:
+        scaler.unscale_(optimizer)
+    gradients = torch.cat([p.grad.flatten() for p in net.parameters()])
+    before = float(gradients.norm())
+    nn.utils.clip_grad_norm_(net.parameters(), 0.01 * before)
+    observed.step(optimizer)
+    ((clip,), event) = (observed.events("clip")[0]["clips"], observed.events("clip")[0])
+    assert clip["norm"] == pytest.approx(before)
+    assert clip["scale"] == (None if unscales else 1024.0)
+    assert event["norm"] == pytest.approx(0.01 * before, rel=1e-3)
+
+
+def test_a_scale_counts_for_its_own_update_only(observed):
+    net, optimizer = small()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(net(torch.ones(2, 3)).mean()).backward()
+    observed.step(optimizer)
+    net(torch.ones(2, 3)).mean().backward()
+    nn.utils.clip_grad_value_(net.parameters(), 0.5)
+    observed.step(optimizer)
+    (clip,) = observed.events("clip")[0]["clips"]
+    assert (clip["kind"], clip["bound"], clip["scale"]) == ("value", 0.5, None)
+
+
+# Losses.
+
+LOGITS = torch.randn(6, 5, generator=torch.Generator().manual_seed(3))
+LABELS = torch.tensor([0, 1, -100, 2, 3, -100])
+VALID = LABELS != -100
+TARGET = torch.zeros(6, 5)
+LOSSES = {
+    # loss: weight of each unit, number of units, whether it is a mean
+    "labels ignored": (lambda x: F.cross_entropy(x, LABELS), 1 / 4, 4, True),
+    "module": (lambda x: nn.CrossEntropyLoss()(x, LABELS), 1 / 4, 4, True),
+    "summed": (
+        lambda x: F.cross_entropy(x, LABELS, reduction="sum") * 2 / VALID.sum(),
+        0.5,
+        4,
+        False,
+    ),
+    "masked": (
+        lambda x: (F.cross_entropy(x, LABELS, reduction="none") * VALID).sum() / 4,
+        1 / 4,
+        6,
+        False,
+    ),
+    "smoothed": (
+        lambda x: F.cross_entropy(x, LABELS, label_smoothing=0.1),
+        0.9 / 4,
+        4,
+        True,
+    ),
+    "squares": (lambda x: F.mse_loss(x, TARGET) * 3, 3 / 30, 30, True),
+    "squares by hand": (lambda x: (x - TARGET).pow(2).mean(), 1 / 30, 30, True),
+    "doubled mean": (lambda x: F.mse_loss(x, TARGET).mean() / 4, 1 / 120, 30, True),
+    "bits": (lambda x: F.binary_cross_entropy_with_logits(x, TARGET), 1 / 30, 30, True),
+    "half precision": (lambda x: F.smooth_l1_loss(x.double(), TARGET.double()), 1 / 30, 30, True),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_graph_tells_the_weight_of_a_unit(name):
+    loss, weight, count, mean = LOSSES[name]
+    main = main_term({"loss_terms": [terms(loss(LOGITS.clone().requires_grad_()))]})
+    assert main.weight == pytest.approx(weight)
+    assert main.count == count
+    assert main.mean is mean
+
+
+def test_the_terms_of_a_sum_have_factors_of_their_own():
+    x = LOGITS.clone().requires_grad_()
+    loss = (0.5 * F.mse_loss(x, TARGET) + F.cross_entropy(x, LABELS)) / 3
+    first, second = sorted(terms(loss))
+    assert (first[0], first[3]) == ("MseLoss", pytest.approx(1 / 6))
+    assert (second[0], second[3]) == ("NllLoss", pytest.approx(1 / 3))
+    assert first[6] == (("Div", 3.0), ("Mul", 0.5))
+
+
+def test_class_weights_are_said():
+    x = LOGITS.clone().requires_grad_()
+    ((*_, weighted, _),) = terms(F.cross_entropy(x, LABELS, weight=torch.arange(1.0, 6.0)))
+    assert weighted
+
+
+def test_reading_a_graph_runs_no_hook_of_the_users():
+    unpacked = []
+    x = LOGITS.clone().requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpacked.append):
+        loss = F.cross_entropy(x, LABELS) * torch.tensor(2.0)
+    terms(loss)
+    assert unpacked == []
+
+
+def test_the_losses_of_an_update_are_in_its_window_with_their_scale(observed):
+    net, optimizer = small()
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(F.mse_loss(net(torch.ones(2, 3)), torch.zeros(2, 2))).backward()
+    observed.step(optimizer)
+    (window,) = observed.events("update")
+    assert window["loss_terms"] == [[["MseLoss", 2.0, 4.0, 8.0, True, False, [["Mul", 8.0]]]]]
+    assert window["loss_scales"] == [8.0]
+
+
+# Ownership and checkpoints.
+
+
+def test_a_replaced_layer_is_nobodys_and_the_old_one_stays_with_the_optimizer(observed):
+    net, optimizer = small()
+    net[2] = nn.Linear(4, 2)
+    net(torch.ones(2, 3)).sum().backward()
+    observed.step(optimizer)
+    (event,) = observed.events("ownership")
+    assert (event["stray"], event["orphans"], event["held"]) == (2, 2, 4)
+    assert [name for name, _ in event["some_orphans"]] == ["2.weight", "2.bias"]
+
+
+def test_parameters_of_another_optimizer_are_no_orphans(observed):
+    net, _ = small()
+    first = torch.optim.SGD(net[0].parameters(), lr=0.1)
+    second = torch.optim.SGD(net[2].parameters(), lr=0.1)
+    net(torch.ones(2, 3)).sum().backward()
+    observed.step(first)
+    observed.step(second)
+    assert observed.events("ownership") == []
+
+
+@pytest.mark.parametrize("tied", ["tied", "copied", "never"])
+def test_a_tie_is_broken_where_the_values_are_equal_in_two_places(observed, tied):
+    net = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7, bias=False))
+    if tied == "tied":
+        net[1].weight = net[0].weight
+    elif tied == "copied":
+        net[1].weight = nn.Parameter(net[0].weight.detach().clone())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net(torch.arange(3)).sum().backward()
+    observed.step(optimizer)
+    ties = [event["broken_ties"] for event in observed.events("ownership")]
+    assert ties == ([[["0", "1"]]] if tied == "copied" else [])
+
+
+@pytest.mark.parametrize("mode", ["train", "eval", "not frozen"])
+def test_statistics_that_move_are_seen_below_frozen_parameters_only(observed, mode):
+    net = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
+    net[0].requires_grad_(mode == "not frozen")
+    net[0].train(mode != "eval")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        net(torch.randn(4, 3)).sum().backward()
+        observed.step(optimizer)
+    moved = [event["moved"] for event in observed.events("frozen")]
+    assert moved == ([["0"]] if mode == "train" else [])
+
+
+@pytest.mark.parametrize("way", ["resumed", "left out", "another rate", "empty state"])
+def test_a_state_is_left_out_where_it_would_fit(observed, tmp_path, way):
+    net, _ = small()
+    adam = torch.optim.Adam(net.parameters(), lr=0.01)
+    if way != "empty state":
+        net(torch.ones(2, 3)).sum().backward()
+        adam.step()
+    torch.save({"model": net.state_dict(), "optimizers": [adam.state_dict()]}, tmp_path / "c.pt")
+    content = torch.load(tmp_path / "c.pt")
+    net.load_state_dict(content["model"])
+    again = torch.optim.Adam(net.parameters(), lr=0.001 if way == "another rate" else 0.01)
+    if way == "resumed":
+        again.load_state_dict(content["optimizers"][0])
+    observed.step(again)
+    assert len(observed.events("resumed")) == (way == "resumed")
+    assert len(observed.events("not_resumed")) == (way == "left out")
+
+
+def test_small_reductions_are_seen_with_what_went_in_and_what_came_out(observed):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        dist.all_reduce(torch.tensor([3.0, 4.0]))
+        dist.all_reduce(torch.zeros(1000))
+        dist.all_gather([torch.zeros(2)], torch.ones(2))
+    finally:
+        dist.destroy_process_group()
+    (event,) = observed.events("reduced")
+    assert (event["mine"], event["all"]) == ([3.0, 4.0], [3.0, 4.0])
+    assert event["at"].startswith(__file__)
+    assert len(observed.events("gathered")) == 1
+
+
+# All of them.
+
+
+def patched():
+    places = (
+        (torch, "load"),
+        (torch, "set_rng_state"),
+        (torch.autograd, "backward"),
+        (dist, "all_reduce"),
+        (nn.utils, "clip_grad_norm_"),
+        (nn.Module, "load_state_dict"),
+        (torch.optim.Optimizer, "__init__"),
+        (torch.optim.Optimizer, "load_state_dict"),
+        (torch.amp.GradScaler, "scale"),
+        (lr_scheduler.LRScheduler, "step"),
+    )
+    return [vars(owner)[name] for owner, name in places]
+
+
+def test_everything_is_put_back(tmp_path):
+    before = patched()
+    made = Observed(tmp_path / "journal.jsonl")
+    assert all(now is not was for now, was in zip(patched(), before, strict=True))
+    made.close()
+    assert patched() == before
+
+
+def test_training_is_the_same_with_and_without(tmp_path):
+    def result(observe):
+        torch.manual_seed(5)
+        made = Observed(tmp_path / "journal.jsonl") if observe else None
+        net = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.4), nn.Linear(8, 2))
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+        schedule = lr_scheduler.CosineAnnealingLR(optimizer, 9)
+        losses = []
+        for x, y in itertools.chain.from_iterable(
+            DataLoader(labelled(24), 4, shuffle=True) for _ in range(2)
+        ):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(net(x), y)
+            loss.backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+            made.step(optimizer) if made else optimizer.step()
+            schedule.step()
+            losses.append(loss.item())
+        if made:
+            made.close()
+            assert made.notes == []
+        return losses, [t.tolist() for t in net.state_dict().values()], torch.rand(2).tolist()
+
+    assert result(observe=True) == result(observe=False)
