@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Subset, TensorDataset
 
-from harness.causes.normalisation import main_term
+from harness.causes.loss_terms import main_term
 from harness.watch.instruments.bookkeeping import Bookkeeping
 from harness.watch.instruments.context import Context
 from harness.watch.instruments.loss_terms import terms

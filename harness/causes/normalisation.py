@@ -6,62 +6,18 @@ each unit, be it a sample or a token, has the same weight in its rank's loss as 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.causes import proof
 from harness.causes.across import each_rank, side_by_side, usual
 from harness.causes.cause import Diagnosis, Strength, cause
+from harness.causes.loss_terms import Main, averaged_by_torch, main_term
 from harness.watch.evidence import Evidence
 from harness.watch.journal import Event
 
 _MATERIAL = 1.1
 """Weights that differ by less, as in the last batch of an epoch, are not worth an alarm."""
-
-
-@dataclass(frozen=True)
-class Main:
-    """The main term of a loss: the first mean whose units are counted, or the first sum."""
-
-    weight: float
-    count: float
-    factor: float
-    mean: bool
-    weighted: bool
-    by: tuple[tuple[str, float], ...]
-
-
-def main_term(window: Event, place: int = 0) -> Main | None:
-    """Return the main term of the loss of a backward pass, without a loss scale."""
-    counted = counted_terms(window, place)
-    # Smoothing of labels adds a sum to the mean, and divides it by the same number.
-    return next((term for term in counted if term.mean), next(iter(counted), None))
-
-
-def counted_terms(window: Event, place: int = 0) -> list[Main]:
-    """Return the terms of the loss of a backward pass whose units are counted."""
-    losses = window.get("loss_terms", ())
-    if place >= len(losses):
-        return []
-    scales = window.get("loss_scales", ())
-    scale = scales[place] if place < len(scales) else 1.0
-    return [
-        Main(weight / scale, count, factor / scale, mean, weighted, tuple(map(tuple, by)))
-        for _, weight, count, factor, mean, weighted, by in losses[place]
-        if count
-    ]
-
-
-def _averaged(evidence: Evidence) -> bool:
-    """Say whether torch averages the gradients over all ranks, and nobody put in a hook."""
-    wraps = list(evidence.events("inputs"))
-    group = set(range(evidence.world_size))
-    return (
-        evidence.world_size > 1
-        and bool(wraps)
-        and all(set(e.get("averages", ())) == group and not e.get("hooks") for e in wraps)
-    )
 
 
 def _ratio(values: Mapping[int, float]) -> float:
@@ -97,7 +53,7 @@ class Uneven:
 
 
 def _uneven(evidence: Evidence) -> Uneven | None:
-    if not _averaged(evidence):
+    if not averaged_by_torch(evidence):
         return None
     found: list[tuple[dict[int, Main], Event]] = []
     looks = 0
@@ -285,126 +241,3 @@ def accumulation_tail_window(evidence: Evidence) -> Diagnosis | None:
                     explains=False,
                 )
     return None
-
-
-def _factors(evidence: Evidence, name: str) -> list[Event]:
-    """Return the updates whose loss, a mean, was multiplied or divided by the number of ranks.
-
-    All updates have to be of that kind.
-    """
-    if not _averaged(evidence):
-        return []
-    found, looks = [], 0
-    for window in evidence.updates(evidence.ranks[0]):
-        counted = counted_terms(window)
-        if counted:
-            looks += 1
-            if any(m.mean for m in counted) and _of_the_whole(window, name, evidence.world_size):
-                found.append(window)
-    return found if len(found) >= 2 and len(found) == looks else []
-
-
-def _of_the_whole(window: Event, name: str, world: int) -> bool:
-    """Say whether the loss as a whole has a factor of N or 1/N, besides that of accumulation."""
-    terms = window["loss_terms"][0]
-    paths = [tuple(map(tuple, by)) for *_, by in terms]
-    common = [steps[0] for steps in zip(*paths, strict=False) if len(set(steps)) == 1]
-    scale = next(iter(window.get("loss_scales", ())), None)
-    if common[:1] == [("Mul", scale)]:
-        del common[0]
-    passes = window.get("backwards", 1)
-    if passes > 1 and ("Div", float(passes)) in common:
-        common.remove(("Div", float(passes)))
-    # `(a + b) / 2` is a mean, on two ranks as well.
-    if name == "Div" and len(paths) > 1 and abs(sum(term[3] for term in terms) - 1) < 1e-6:
-        return False
-    product, wanted = 1.0, float(world) if name == "Mul" else 1 / world
-    for place, (what, by) in enumerate(common):
-        product = product * by if what == "Mul" else product / by
-        if abs(product / wanted - 1) < 1e-6:
-            return (name, float(world)) in common[: place + 1]
-    return False
-
-
-def _shown_as_average(evidence: Evidence, window: Event) -> str | None:
-    """Return where the loss of an update was averaged over ranks before backward, if it was."""
-    for event in evidence.events("reduced", evidence.ranks[0]):
-        loss = next(iter(window.get("losses", ())), None)
-        average = (event["all"] or [math.nan])[0] / evidence.world_size
-        if event["step"] == window["step"] and loss and abs(average / loss - 1) < 1e-5:
-            at: str | None = event["at"]
-            return at
-    return None
-
-
-def _scaled(evidence: Evidence, name: str, said: str) -> Diagnosis | None:
-    found = _factors(evidence, name)
-    if not found:
-        return None
-    window, world = found[0], evidence.world_size
-    because = [
-        f"the loss of each rank is its mean {said} {world}, at all {len(found)} updates that were "
-        "looked at, and DDP averages over ranks besides"
-    ]
-    strength = Strength.LIKELY
-    if name == "Div":
-        shown = _shown_as_average(evidence, window)
-        if shown is not None:
-            because.append(f"the ranks' losses were added up at {shown}, for this loss")
-        elif world == 2:
-            # Halving a loss is common, whatever the number of ranks.
-            strength = Strength.FACT
-    wanted = float(world) if name == "Mul" else 1 / world
-    rate = next(iter(evidence.events("rate")), None)
-    if rate is not None and rate["made_with"] and rate["lr"]:
-        taken_back = rate["made_with"] / rate["lr"]
-        if abs(taken_back / wanted - 1) < 1e-6:
-            because.append(f"the optimizer was made with {taken_back:g} times its learning rate")
-            strength = Strength.FACT
-    return Diagnosis(
-        strength=strength,
-        because=tuple(because),
-        where=next(iter(window.get("backward_at", ())), None),
-        step=window["update"],
-        explains=False,
-    )
-
-
-@cause(
-    family="normalisation",
-    sees="N GPUs train as with N times the learning rate; replicas are equal.",
-    why="DDP averages gradients already; the factor comes on top. Adam divides it out, a clip "
-    "before Adam does not.",
-    confirm="Run with --audit: the gradient is N times that of one process.",
-    change="drop the factor world_size, or say in a comment that it is wanted",
-    fix="""
-loss = criterion(model(x), y)      # DDP averages over ranks
-loss.backward()
-""",
-    reported=("neuralmagic/sparseml#135", "IrvingMeng/MagFace#12"),
-)
-@proof.proven_by(proof.world_times, alone=False)
-def loss_scaled_by_world(evidence: Evidence) -> Diagnosis | None:
-    """Recognise a local mean times the number of ranks."""
-    return _scaled(evidence, "Mul", "times")
-
-
-@cause(
-    family="normalisation",
-    sees="N GPUs train as with the learning rate over N; more GPUs, worse results.",
-    why="The loss is divided by the number of ranks, for the log or out of caution, and DDP "
-    "divides the gradients by it once more.",
-    confirm="Run with --audit: the gradient is 1/N of that of one process.",
-    change="run backward on the loss itself, and log a detached copy",
-    fix="""
-loss.backward()
-logged = loss.detach().clone()
-dist.all_reduce(logged)
-logged /= world_size
-""",
-    reported=("sanderwood/bgpt#5", "facebookresearch/3detr#56"),
-)
-@proof.proven_by(proof.world_part, alone=False)
-def loss_divided_by_world(evidence: Evidence) -> Diagnosis | None:
-    """Recognise a local mean over the number of ranks."""
-    return _scaled(evidence, "Div", "divided by")
