@@ -54,6 +54,7 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
     for step in range(p.steps):
         optimizer.zero_grad()
         loss = torch.nn.functional.mse_loss(model(x), y)
+        rank.log(step=step, loss=loss)
         if arm["loss"] == "times_world":
             loss = loss * rank.world_size
         loss.backward()
@@ -61,7 +62,6 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
         if arm["optimizer"] == "adam":
             torch.nn.utils.clip_grad_norm_(model.parameters(), p.max_norm)
         optimizer.step()
-        rank.log(step=step, loss=loss)
         rank.snapshot(step=step, weights=weights(model))
 
 
