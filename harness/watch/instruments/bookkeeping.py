@@ -11,11 +11,14 @@ from harness.watch.instruments.context import Context, Instrument
 from harness.watch.instruments.frozen import Frozen
 from harness.watch.instruments.inputs import Inputs
 from harness.watch.instruments.losses import Losses
-from harness.watch.instruments.ownership import Ownership
+from harness.watch.instruments.ownership import AT, Ownership
 from harness.watch.instruments.reductions import Reductions
 from harness.watch.instruments.restores import Restores
 from harness.watch.instruments.samples import Samples
 from harness.watch.instruments.schedules import Schedules
+
+LAST_COUNT = max(AT)
+"""The update after which some instruments have nothing more to do."""
 
 
 class Bookkeeping:
@@ -23,6 +26,7 @@ class Bookkeeping:
 
     def __init__(self, context: Context) -> None:
         """Make them."""
+        self._context = context
         self._samples = Samples(context)
         self._inputs = Inputs(context)
         self._schedules = Schedules(context)
@@ -43,14 +47,16 @@ class Bookkeeping:
         ]
         safely = context.safely
         self._wrapped = safely("samples and randomness", self._inputs.wrapped)
-        self._before = [
+        self._always = [
             safely("schedulers", self._schedules.before_update),
             safely("clips", self._clipping.before_update),
+        ]
+        self._at_first = [
             safely("optimizers", self._ownership.before_update),
             safely("checkpoints", self._checkpoints.before_update),
+            safely("samples and randomness", self._inputs.before_update),
         ]
-        self._before_of_module = safely("samples and randomness", self._inputs.before_update)
-        self._before_of_frozen = safely("frozen layers", self._frozen.before_update)
+        self._now_and_then = safely("frozen layers", self._frozen.before_update)
         self._after = safely("loaders", self._samples.after_update)
 
     def close(self) -> None:
@@ -64,10 +70,13 @@ class Bookkeeping:
 
     def before_update(self, number: int, optimizer: Optimizer, update: int) -> None:
         """Note that an optimizer is about to make an update."""
-        for act in self._before:
+        for act in self._always:
             act(number, optimizer, update)
-        self._before_of_module(number, optimizer)
-        self._before_of_frozen(optimizer)
+        if update <= LAST_COUNT:
+            for act in self._at_first:
+                act(number, optimizer, update)
+        if self._context.window.is_sparse(self._context.updates):
+            self._now_and_then(optimizer)
 
     def after_update(self, number: int) -> None:
         """Note that it has made it."""

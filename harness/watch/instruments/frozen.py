@@ -26,8 +26,8 @@ class Frozen:
         """Nothing was put in place."""
 
     def before_update(self, optimizer: Optimizer) -> None:
-        """Look, at some of the updates."""
-        if self._said or not self._context.window.is_sparse(self._context.updates):
+        """Look; called at some of the updates only."""
+        if self._said:
             return
         updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
         now: dict[str, float] = {}

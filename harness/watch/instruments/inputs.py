@@ -41,7 +41,7 @@ class Inputs:
         """Look at what goes through a wrapper."""
         self._look_at(module, f"module {number}")
 
-    def before_update(self, number: int, optimizer: torch.optim.Optimizer) -> None:
+    def before_update(self, number: int, optimizer: torch.optim.Optimizer, _: int) -> None:
         """Look, from its second update on, at the modules of an optimizer that nobody wraps."""
         if number in self._asked:
             return

@@ -132,7 +132,8 @@ def _scalar(node: Any) -> float | None:
         kept = _saved(node, name)
         if isinstance(kept, torch.Tensor):
             # Unlike `item`, this is no operation that a dispatch mode of the user's would see.
-            return float(kept.tolist()) if kept.dim() == 0 else None
+            number: Any = kept.tolist() if kept.dim() == 0 else None
+            return None if number is None else float(number)
         if isinstance(kept, int | float):
             return float(kept)
     return None
