@@ -207,11 +207,17 @@ def loss_scale_differs(evidence: Evidence) -> Diagnosis | None:
     """Recognise a loss scale that is not the same on all ranks after as many updates."""
     if not any(evidence.events("wrap")):
         return None
-    scales: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
-    for event in evidence.events("loss_scale"):
-        scales[event["step"], event["scaler"]][event["rank"]] = event["scale"]
-    for (step, _), by_rank in sorted(scales.items()):
-        if len(by_rank) == len(evidence.ranks) and len(set(by_rank.values())) > 1:
+    # A scale is written down where it changes; a rank that is behind has not changed it yet.
+    reached = min((events[-1]["step"] for events in evidence.journals.values()), default=0)
+    scales: dict[int, dict[int, float]] = defaultdict(dict)
+    events = sorted(evidence.events("loss_scale"), key=lambda event: int(event["step"]))
+    for place, event in enumerate(events):
+        step, by_rank = event["step"], scales[event["scaler"]]
+        by_rank[event["rank"]] = event["scale"]
+        if place + 1 < len(events) and events[place + 1]["step"] == step:
+            continue
+        known = len(by_rank) == len(evidence.ranks) and step < reached
+        if known and len(set(by_rank.values())) > 1:
             said = ", ".join(f"{scale:g} on rank {rank}" for rank, scale in sorted(by_rank.items()))
             return Diagnosis(
                 strength=Strength.PROVEN, because=(f"the loss scale is {said}",), step=step
