@@ -237,3 +237,29 @@ def test_what_is_not_a_number_of_updates_is_refused(typed, capsys):
     with pytest.raises(SystemExit):
         parse([f"--audit={typed}", "train.py"])
     assert "every=50" in capsys.readouterr().err
+
+
+def test_a_module_that_the_program_drops_is_let_go():
+    import gc
+    import weakref
+
+    from harness.watch.audit.recorder import Recorder
+    from harness.watch.instruments.context import Context
+    from harness.watch.journal import Journal
+
+    recorder = Recorder(Context(Journal(), None, lambda text: None))
+    try:
+        recorder.arm(True)
+        net = nn.Linear(2, 3)
+        recorder.add(net, averaged=True)
+        net(torch.ones(1, 2)).sum().backward()
+        gone = weakref.ref(net)
+        del net
+        gc.collect()
+        assert gone() is None
+        other = nn.Linear(2, 3)
+        recorder.add(other, averaged=True)
+        other(torch.ones(1, 2)).sum().backward()
+        assert [one.holder for one in recorder.passes] == [0, 1]
+    finally:
+        recorder.close()

@@ -26,7 +26,7 @@ _COMPRESSION = {
 }
 """Communication hooks -> epsilon of what they send."""
 _EARLY = 8
-"""Updates until which every optimizer is expected to have made its first one."""
+"""Updates after a module was wrapped in which its optimizer is expected to make its first one."""
 _AVERAGING = ("PostLocalSGDOptimizer",)
 
 
@@ -43,6 +43,7 @@ class Auditor:
         self._next: dict[int, int] = {}
         self._holders: dict[int, set[int]] = {}
         self._updates = 0
+        self._early = _EARLY
         self._began = time.perf_counter()
         self._recorder.arm(True)
 
@@ -53,6 +54,8 @@ class Auditor:
     def wrapped(self, inner: nn.Module) -> None:
         """Listen to a module that is being wrapped."""
         self._recorder.add(inner, averaged=True)
+        self._early = self._updates + _EARLY
+        self._recorder.arm(True)
 
     def before_update(
         self,
@@ -113,7 +116,7 @@ class Auditor:
             try:
                 found = examine(
                     everyone,
-                    {n: self._recorder.holders[n].root for n in known},
+                    {n: self._recorder.holders[n].module for n in known},
                     self._gradients(parameters, self._recorder.after_backward),
                     self._gradients(parameters, self._recorder.before_clip),
                     coarsest=max(eps, default=0.0),
@@ -142,7 +145,7 @@ class Auditor:
     def _more_to_come(self) -> bool:
         """Say whether a module is still without an optimizer: that of a second model, perhaps."""
         with_one = set().union(*self._holders.values())
-        return self._updates < _EARLY and len(with_one) < len(self._recorder.holders)
+        return self._updates < self._early and len(with_one) < len(self._recorder.holders)
 
     def _known(self, held: set[int]) -> set[int]:
         """Return the numbers of the modules that hold these parameters, new ones included."""
@@ -150,21 +153,21 @@ class Auditor:
             if isinstance(root, DistributedDataParallel):
                 self._recorder.add(root.module, averaged=True)
             elif any(id(p) in held for p in root.parameters()):
-                inner = {id(holder.root) for holder in self._recorder.holders}
+                inner = {id(holder.reference()) for holder in self._recorder.holders}
                 # A container whose parts are wrapped is not called itself.
                 if not any(id(part) in inner for part in root.modules()):
                     self._recorder.add(root, averaged=False)
         return {
             number
             for number, holder in enumerate(self._recorder.holders)
-            if any(id(p) in held for p in holder.root.parameters())
+            if any(id(p) in held for p in holder.parameters())
         }
 
     def _parameters(self, known: set[int], held: set[int]) -> dict[Name, nn.Parameter]:
         return {
             (number, name): parameter
             for number in sorted(known)
-            for name, parameter in self._recorder.holders[number].root.named_parameters()
+            for name, parameter in self._recorder.holders[number].module.named_parameters()
             if id(parameter) in held
         }
 
@@ -184,7 +187,7 @@ class Auditor:
             found.append(f"a communication hook changes the gradients ({unknown[0]})")
         for number in sorted(known):
             holder = self._recorder.holders[number]
-            now = version(holder.root)
+            now = version(holder.module)
             passes = [p for p in self._recorder.passes if p.holder == number and p.gradients]
             if any(one.version != now for one in passes):
                 found.append("parameters were written to between the forward pass and the update")
@@ -203,7 +206,7 @@ class Auditor:
 
     def _hooks(self, known: set[int]) -> list[str]:
         """Return the names of the communication hooks of the wrappers."""
-        roots = [self._recorder.holders[number].root for number in known]
+        roots = [self._recorder.holders[number].module for number in known]
         wrappers = [reference() for reference in self._context.wrappers.values()]
         mine = [w for w in wrappers if w is not None and any(w.module is r for r in roots)]
         hooks = [hook for wrapper in mine for hook, _ in getattr(wrapper, "_comm_hooks", ())]

@@ -93,11 +93,8 @@ def floors(
     """
     found = {}
     for name, gradient in replayed.items():
-        size = float(gradient.double().norm())
-        moves = [
-            float((other[name].double() - gradient.double()).norm()) if name in other else size
-            for other in varied
-        ]
+        size = _norm(gradient)
+        moves = [_norm(other[name] - gradient) if name in other else size for other in varied]
         least = _LEAST * torch.finfo(gradient.dtype).eps
         found[name] = max([least, *(move / size for move in moves)]) if size else math.inf
     return found
@@ -119,39 +116,38 @@ def compare(
     """
     compared = []
     for name, gradient in synchronised.items():
-        expected = due.get(name)
-        if expected is None and (gradient is None or not bool(gradient.any())):
-            continue
-        least = _LEAST * coarsest
-        if expected is None or gradient is None:
-            there = expected if expected is not None else gradient
-            assert there is not None
-            size = float(there.double().norm())
-            alone = 0.0 if gradient is None else math.inf
-            one = Compared(
-                name=name,
-                factor=alone,
-                residual=1.0,
-                floor=max(least, floor.get(name, 0.0)),
-                size=size,
-            )
-            if size:
-                compared.append(one)
-            continue
-        given, wanted = gradient.double(), expected.double().to(gradient.device)
-        squared = float((wanted * wanted).sum())
-        factor = float((given * wanted).sum()) / squared if squared else math.inf
-        fitted = factor * wanted
-        size = float(fitted.norm()) or float(given.norm())
-        compared.append(
-            Compared(
-                name=name,
-                factor=factor,
-                residual=float((given - fitted).norm()) / size if size else 0.0,
-                floor=max(least, floor[name]),
-                size=math.sqrt(squared),
-            )
-        )
+        least = max(_LEAST * coarsest, floor.get(name, 0.0))
+        one = _one(name, gradient, due.get(name), least)
+        if one is not None:
+            compared.append(one)
     real = [one.factor for one in compared if not one.is_noise and math.isfinite(one.factor)]
     common = statistics.median_low(real) if real else math.nan
     return Comparison(tensors=tuple(compared), factor=common)
+
+
+def _one(
+    name: Name, gradient: torch.Tensor | None, due: torch.Tensor | None, floor: float
+) -> Compared | None:
+    """Compare a gradient; None where there is none, and none is due."""
+    if gradient is None or due is None:
+        there = due if gradient is None else gradient
+        size = 0.0 if there is None else _norm(there)
+        if not size:
+            return None
+        factor = 0.0 if gradient is None else math.inf
+        return Compared(name=name, factor=factor, residual=1.0, floor=floor, size=size)
+    if gradient.dtype == due.dtype and gradient.device == due.device and torch.equal(gradient, due):
+        return Compared(name=name, factor=1.0, residual=0.0, floor=floor, size=_norm(due))
+    given, wanted = gradient.double(), due.double().to(gradient.device)
+    squared = float((wanted * wanted).sum())
+    factor = float((given * wanted).sum()) / squared if squared else math.inf
+    fitted = factor * wanted if squared else wanted
+    size = _norm(fitted) or _norm(given)
+    residual = _norm(given - fitted) / size if size else 0.0
+    return Compared(
+        name=name, factor=factor, residual=residual, floor=floor, size=math.sqrt(squared)
+    )
+
+
+def _norm(tensor: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))

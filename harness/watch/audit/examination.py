@@ -76,10 +76,8 @@ def examine(
             synchronised, by_itself = given, by_hand
     if not any(not one.is_noise for one in by_itself.tensors):
         return found | {"could_not": "no gradient is larger than its own rounding"}
-    found["at_once"], found["at_once_unknown"] = _at_once(
-        replay, passes, own if factors is None else due, floor, len(roots)
-    )
-    whole = by_itself if factors is None else compare(synchronised, due, floor, coarsest)
+    found["at_once"], found["at_once_unknown"] = _at_once(replay, passes, due, floor, len(roots))
+    whole = by_itself if due is own else compare(synchronised, due, floor, coarsest)
     before = {name: gradient for name, gradient in synchronised.items() if gradient is not None}
     later = compare(given, before, dict.fromkeys(before, 0.0), coarsest)
     found |= {

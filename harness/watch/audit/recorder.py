@@ -5,6 +5,7 @@ Between audited updates it has no hook on any module.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,12 +42,24 @@ class BackwardPass:
 class Holder:
     """A module with parameters of an optimizer: the inner one of a wrapper, or one without."""
 
-    root: nn.Module
+    reference: weakref.ref[nn.Module]
     averaged: bool
     """DistributedDataParallel averages its gradients."""
     kept_gradient: bool = False
     """The window began with gradients that were left from before."""
     handles: list[Any] = field(default_factory=list)
+
+    @property
+    def module(self) -> nn.Module:
+        """The module, while somebody has it."""
+        module = self.reference()
+        assert module is not None
+        return module
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return its parameters; none where it is gone."""
+        module = self.reference()
+        return [] if module is None else list(module.parameters())
 
 
 class Recorder:
@@ -89,9 +102,9 @@ class Recorder:
 
     def add(self, root: nn.Module, *, averaged: bool) -> None:
         """Listen to a module from now on."""
-        if any(holder.root is root for holder in self.holders):
+        if any(holder.reference() is root for holder in self.holders):
             return
-        self.holders.append(Holder(root, averaged))
+        self.holders.append(Holder(weakref.ref(root), averaged))
         if self._armed:
             self._hook(len(self.holders) - 1)
 
@@ -133,7 +146,8 @@ class Recorder:
 
     def _hook(self, number: int) -> None:
         holder = self.holders[number]
-        waiting = [("", holder.root)]
+        root = holder.reference()
+        waiting = [] if root is None else [("", root)]
         while waiting:
             path, module = waiting.pop()
             holder.handles += self._hooks(number, path, module)
@@ -170,7 +184,7 @@ class Recorder:
             self._cannot("there are too many forward passes, or too large ones, to be kept")
             return
         try:
-            self._open = begin(number, self.holders[number].root, path, args, kwargs)
+            self._open = begin(number, self.holders[number].module, path, args, kwargs)
         except CannotModel as reason:
             self._cannot(str(reason))
 
@@ -211,13 +225,13 @@ class Recorder:
         self.before_clip.clear()
         for number, holder in enumerate(self.holders):
             mine = [one for one in self.passes if one.holder == number and one.gradients]
-            if _cleared(holder.root):
+            if _cleared(holder.parameters()):
                 holder.kept_gradient = False
                 for one in mine:
                     one.gradients.clear()
             elif not mine:
                 holder.kept_gradient = True
-        of_interest = {id(p) for holder in self.holders for p in holder.root.parameters()}
+        of_interest = {id(p) for holder in self.holders for p in holder.parameters()}
         made_from = [roots] if isinstance(roots, torch.Tensor) else list(roots)
         self._current = self._count
         self._count += 1
@@ -244,8 +258,8 @@ class Recorder:
             self.reasons.append(reason)
 
 
-def _cleared(root: nn.Module) -> bool:
-    gradients = [p.grad for p in root.parameters() if p.grad is not None]
+def _cleared(parameters: Sequence[nn.Parameter]) -> bool:
+    gradients = [p.grad for p in parameters if p.grad is not None]
     return not gradients or not any(bool(gradient.any()) for gradient in gradients)
 
 
@@ -254,6 +268,6 @@ def _gradients(holders: Sequence[Holder], *, averaged: bool) -> dict[int, torch.
         id(p): p.grad.detach().clone()
         for holder in holders
         if holder.averaged or not averaged
-        for p in holder.root.parameters()
+        for p in holder.parameters()
         if p.grad is not None
     }

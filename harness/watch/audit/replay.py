@@ -27,6 +27,9 @@ _MESSAGES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"
 _SAME = 1e4
 """Epsilons by which the outputs may differ from those recorded."""
 
+_SIGNS = 65_521
+"""Random signs for a tensor, again and again for a larger one; a prime, so no row has its own."""
+
 Name = tuple[int, str]
 """Number of the module and name of the parameter in it."""
 
@@ -54,8 +57,11 @@ class Variation:
     def signs(self, tensor: torch.Tensor, place: int) -> torch.Tensor:
         """Return +1 or -1 for each number of a tensor, from random numbers of our own."""
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + place)
-        drawn = torch.randint(0, 2, tensor.shape, generator=generator, dtype=torch.int8)
-        return (2 * drawn - 1).to(tensor.device, tensor.dtype)
+        count = tensor.numel()
+        drawn = torch.randint(0, 2, (min(count, _SIGNS),), generator=generator, dtype=torch.int8)
+        signs = (2 * drawn - 1).to(tensor.device, tensor.dtype)
+        # Many more would cost as much as a backward pass does.
+        return signs.repeat(-(-count // _SIGNS))[:count].view(tensor.shape)
 
     def nudged(self, tensor: torch.Tensor, place: int) -> torch.Tensor:
         """Return it with every number moved by one machine epsilon, up or down."""
@@ -105,14 +111,14 @@ class Replay:
         self,
         passes: Sequence[Weighted],
         variation: Variation | None = None,
-        factors: Sequence[float] | None = None,
     ) -> tuple[dict[Name, torch.Tensor], dict[Name, torch.Tensor]]:
         """Return the sum of the gradients of all passes, as they were and each times its factor.
+
+        The second is the first where all factors are 1, or the rounding is varied.
 
         Args:
             passes: forward passes with the number of the backward pass and its factor.
             variation: what to change in the rounding.
-            factors: not used where None.
 
         Raises:
             CannotModel: something in a forward pass cannot be had again.
@@ -120,6 +126,7 @@ class Replay:
         self._load(variation)
         plain: dict[Name, torch.Tensor] = {}
         weighted: dict[Name, torch.Tensor] = {}
+        uneven = variation is None and any(factor != 1.0 for _, _, factor in passes)
         order = range(len(passes))
         if variation is not None:
             order = variation.order(len(passes), 0).tolist()  # type: ignore[assignment]
@@ -129,8 +136,8 @@ class Replay:
             for place in order:
                 one, backward, factor = passes[place]
                 self._run_in_some_order(one, backward, variation, place + 1)
-                self._collect(plain, weighted, factor)
-        return plain, weighted
+                self._collect(plain, weighted if uneven else None, factor)
+        return plain, weighted if uneven else plain
 
     def at_once(self, passes: Sequence[Weighted]) -> dict[Name, torch.Tensor]:
         """Return the gradients of one pass over the rows of all passes, each times its factor.
@@ -145,7 +152,7 @@ class Replay:
         found: dict[Name, torch.Tensor] = {}
         with undisturbed(), torch.enable_grad(), _eager():
             self._run(*whole[:2], None, check=False)
-            self._collect(found, {}, 1.0)
+            self._collect(found, None, 1.0)
         return found
 
     def _load(self, variation: Variation | None) -> None:
@@ -219,7 +226,10 @@ class Replay:
         torch.autograd.backward(starts, [torch.zeros_like(output) for output in starts])
 
     def _collect(
-        self, plain: dict[Name, torch.Tensor], weighted: dict[Name, torch.Tensor], factor: float
+        self,
+        plain: dict[Name, torch.Tensor],
+        weighted: dict[Name, torch.Tensor] | None,
+        factor: float,
     ) -> None:
         for name, parameter in self._parameters.items():
             gradient, parameter.grad = parameter.grad, None
@@ -227,11 +237,11 @@ class Replay:
                 continue
             gradient = gradient.to_dense() if gradient.is_sparse else gradient
             gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+            if weighted is not None:
+                part = gradient * factor
+                weighted[name] = weighted[name].add_(part) if name in weighted else part
             # In the precision of the program, as a sum in a finer one would hide its rounding.
-            plain[name] = plain[name].add_(gradient) if name in plain else gradient.clone()
-            if factor != 1.0:
-                gradient = gradient * factor
-            weighted[name] = weighted[name].add_(gradient) if name in weighted else gradient
+            plain[name] = plain[name].add_(gradient) if name in plain else gradient
 
 
 def _eager() -> contextlib.AbstractContextManager[object]:
