@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
@@ -60,7 +61,7 @@ class Call:
         """Elements that the rank brings."""
         return sum(prod(shape) for shape in self.shapes)
 
-    @property
+    @cached_property
     def signature(self) -> tuple[Any, ...]:
         """What has to be alike on all ranks."""
         sized = self.operation in SAME_SIZE or (
@@ -68,7 +69,7 @@ class Call:
         )
         return (self.operation, self.elements, self.dtypes) if sized else (self.operation,)
 
-    @property
+    @cached_property
     def key(self) -> tuple[Any, ...]:
         """The signature, and where it was called."""
         return (self.signature, self.via)
@@ -218,15 +219,27 @@ def _in_group(name: str, records: Mapping[int, Calls]) -> Unpaired | None:
 def _laid_side_by_side(
     name: str, first: int, sides: Mapping[int, tuple[Call, ...]]
 ) -> Unpaired | None:
-    between = {(a, b): _compare(sides[a], sides[b]) for a in sides for b in sides if a != b}
-    alike = {
-        a: [b for b in sides if b == a or (d := between[a, b]) is None or d.kind == MISSING]
-        for a in sides
+    # Most ranks have made the very same calls; one of them stands for all of these.
+    same: dict[int, list[int]] = {}
+    for rank, calls in sides.items():
+        like = next((one for one in same if _equal(sides[one], calls)), rank)
+        same.setdefault(like, []).append(rank)
+    between = {(a, b): _compare(sides[a], sides[b]) for a in same for b in same if a != b}
+    agree = {
+        a: sum(
+            len(same[b])
+            for b in same
+            if b == a or (found := between[a, b]) is None or found.kind == MISSING
+        )
+        for a in same
     }
     # The rank that most agree with; of two it is the one that came farther.
-    base = max(sides, key=lambda rank: (len(alike[rank]), len(sides[rank]), -rank))
+    base = max(same, key=lambda rank: (agree[rank], len(sides[rank]), -rank))
     differing = {
-        rank: found for rank in sides if rank != base and (found := between[base, rank]) is not None
+        rank: found
+        for one, ranks in same.items()
+        if one != base and (found := between[base, one]) is not None
+        for rank in ranks
     }
     if not differing:
         return None
@@ -251,10 +264,13 @@ def _laid_side_by_side(
     )
 
 
+def _equal(base: Sequence[Call], other: Sequence[Call]) -> bool:
+    pairs = zip(base, other, strict=False)
+    return len(base) == len(other) and all(a.key == b.key for a, b in pairs)
+
+
 def _compare(base: Sequence[Call], other: Sequence[Call]) -> _Difference | None:
     """Say how `other` differs from `base`, where it first does."""
-    if [c.key for c in base] == [c.key for c in other]:
-        return None
     # A rank of its own role calls from a line of its own; such pairs of lines are remembered.
     roles: set[tuple[Any, Any]] = set()
     common = min(len(base), len(other))

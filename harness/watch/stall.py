@@ -40,6 +40,8 @@ TICK = 1.0
 """Seconds between two looks."""
 USUAL = 300.0
 """Seconds without progress after which a waiting rank says so, if nothing else was typed."""
+LOOK = 20.0
+"""Seconds without progress after which the record is read, which takes some 10 ms, if not typed."""
 PART = 0.8
 """And not more than this part of the time limit that torch itself has for the collective."""
 GRACE = 2.5
@@ -210,7 +212,7 @@ class Stall:
     def _waits(self, now: float) -> bool:
         """Say whether the rank has waited in a collective for longer than it should have to."""
         idle = now - self._since
-        if idle < self._tick:
+        if idle < (self._typed or LOOK):
             return False
         if not self._looked:
             self._looked = True
