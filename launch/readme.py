@@ -1,7 +1,7 @@
-"""`python -m launch.readme`: write the table of scenarios and verdicts into README.md.
+"""`python -m launch.readme`: write scenarios into README.md, verdicts into scenarios/README.md.
 
 Each scenario's newest sound run under results/ supplies headline, effect and floor; `--check` only
-says whether claims and findings in README.md are those of the scenarios as they are now.
+says whether claims and findings there are those of the scenarios as they are now.
 Exit codes: 0 written or up to date, 2 out of date, 12 a scenario has not been run.
 """
 
@@ -21,6 +21,12 @@ from harness.report.terminal import number
 from launch import runs
 
 README = Path(__file__).resolve().parent.parent / "README.md"
+FINDINGS = README.parent / "scenarios" / "README.md"
+HEAD = """# What each scenario has found
+
+Every claim with its finding, the effect and the rounding floor measured in the same run. Written by
+`make readme` from the newest run of each scenario.
+"""
 MARKS = ("<!-- scenarios: make readme -->", "<!-- end of scenarios -->")
 
 
@@ -33,14 +39,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         text = README.read_text(encoding="utf-8")
         if options.check:
-            wrong = outdated(text)
+            found = FINDINGS.read_text(encoding="utf-8") if FINDINGS.exists() else ""
+            wrong = [f"README.md {line}" for line in unlisted(text)]
+            wrong += [f"scenarios/README.md {line}" for line in outdated(found)]
             for line in wrong:
-                print(f"crossrank: README.md {line}; type make readme", file=sys.stderr)
+                print(f"crossrank: {line}; type make readme", file=sys.stderr)
             return 2 if wrong else 0
         before, rest = text.split(MARKS[0])
         after = rest.split(MARKS[1])[1]
-        table = "\n".join(section(name, options.results) for name in own())
-        write_text(README, f"{before}{MARKS[0]}\n\n{table}\n{MARKS[1]}{after}")
+        sections = [section(name, options.results) for name in own()]
+        write_text(FINDINGS, "\n".join([HEAD, *sections]))
+        write_text(README, f"{before}{MARKS[0]}\n\n{table(options.results)}\n{MARKS[1]}{after}")
     except HarnessError as error:
         print(f"crossrank: {error}", file=sys.stderr)
         return error.exit_code
@@ -53,8 +62,34 @@ def own() -> list[str]:
     return [name for name in scenarios.names() if (here / f"{name}.py").exists()]
 
 
+def table(results: Path) -> str:
+    """Return a row for each scenario, by family.
+
+    Raises:
+        PrerequisiteError: if one has no sound run; says what to type.
+    """
+    rows = []
+    for name in own():
+        scenario = scenarios.load(name)
+        verdict, _ = _newest(name, results)
+        rows.append((scenario.family, name, _cell(scenario.title), _cell(verdict["headline"])))
+    lines = ["| scenario | what it rebuilds, and what was found |", "| --- | --- |"]
+    family = ""
+    for of, name, title, headline in sorted(rows):
+        if of != family:
+            family = of
+            lines.append(f"| **{of}** | |")
+        lines.append(f"| `{name}` | {title}<br>*{headline}* |")
+    return "\n".join([*lines, ""])
+
+
+def unlisted(text: str) -> list[str]:
+    """Return a sentence for each scenario that the text does not have."""
+    return [f"does not have scenario {name}" for name in own() if f"| `{name}` |" not in text]
+
+
 def section(name: str, results: Path) -> str:
-    """Return one scenario's part of the table, from its newest sound run.
+    """Return one scenario's claims, from its newest sound run.
 
     Raises:
         PrerequisiteError: if it has none; says what to type.
