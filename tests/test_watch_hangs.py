@@ -42,7 +42,7 @@ BACKWARD = line("update", "backward()")
 PARTED_WAYS = {
     "stop_decision_local": ({1}, line("stop_decision_local", "if score"), {BACKWARD}),
     "uneven_inputs": ({1}, line("uneven_inputs", "# ends"), {BACKWARD}),
-    "rank0_only_collective": ({0}, line("rank0_only_collective", "# only"), {BACKWARD - 0}),
+    "rank0_only_collective": ({0}, line("rank0_only_collective", "# only"), {BACKWARD}),
     "rank0_saves": ({0}, line("rank0_saves", "# only"), {BACKWARD}),
     "step_skipped_on_one_rank": (
         {1},
@@ -206,6 +206,19 @@ def test_a_time_that_is_none_is_a_mistake_in_typing():
     ended = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
     assert ended.returncode == 2
     assert "type seconds, such as 60" in ended.stderr
+
+
+def test_a_torch_without_a_recorder_is_watched_all_the_same(monkeypatch):
+    import torch
+
+    from harness.watch.collectives import Collectives
+
+    c10d = torch._C._distributed_c10d
+    assert Collectives().known
+    monkeypatch.setattr(c10d, "_dump_fr_trace", lambda: b"", raising=False)
+    other = Collectives()
+    assert not other.known
+    assert (other.waits(), other.to_json()["calls"]) == (None, [])
 
 
 # What follows is made up: calls as `operation@line`, with a size where it matters.

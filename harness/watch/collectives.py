@@ -6,6 +6,7 @@ TORCH_FR_BUFFER_SIZE turns it on where it exists.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 import sys
@@ -166,11 +167,17 @@ def _is_over(entry: dict[str, Any]) -> bool:
 
 def _recorders() -> list[Callable[..., bytes]]:
     c10d = getattr(torch._C, "_distributed_c10d", None)
-    found = [getattr(c10d, name, None) for name in ("_dump_fr_trace", "_dump_nccl_trace")]
-    return [dump for dump in found if dump is not None]
+    found = []
+    for name in ("_dump_fr_trace", "_dump_nccl_trace"):
+        dump = getattr(c10d, name, None)
+        # Of another torch it may be there and take other arguments.
+        with contextlib.suppress(Exception):
+            _load(dump, True, False)
+            found.append(dump)
+    return found
 
 
-def _load(dump: Callable[..., bytes], calls: bool, stacks: bool) -> dict[str, Any]:
+def _load(dump: Any, calls: bool, stacks: bool) -> dict[str, Any]:
     content = pickle.loads(  # noqa: S301  torch's own, from this very process
         dump(includeCollectives=calls, includeStackTraces=stacks, onlyActive=False)
     )

@@ -129,7 +129,12 @@ class Stall:
             return how
         with contextlib.suppress(OSError):
             folder.stall(self._watcher.rank).unlink()
-        folder.write(folder.calls(self._watcher.rank), self._collectives.to_json())
+        try:
+            calls = self._collectives.to_json()
+        except Exception as failed:
+            self._watcher.note(f"no longer observed: collectives ({type(failed).__name__})")
+        else:
+            folder.write(folder.calls(self._watcher.rank), calls)
         return how
 
     def ask_others(self) -> None:
