@@ -61,12 +61,13 @@ UNKNOWN = {
     "own_loss": "not one whose rows could be counted",
     "weighted_rows": "each row of a loss a weight of its own",
 }
+OTHERWISE = "one_rank_weighs_more"
 LATER = ("one_layer_scaled", "wrong_layer")
 RANKS = 3
 
 
 def cases():
-    options = EQUAL | {name: {} for name in [*OWN, *COULD_NOT, *UNKNOWN, *LATER]}
+    options = EQUAL | {name: {} for name in [*OWN, *COULD_NOT, *UNKNOWN, *LATER, OTHERWISE]}
     options |= {name: about for name, (_, about) in WRONG.items()}
     return {
         name: COMMON | {"case": name.partition("-")[0]} | about for name, about in options.items()
@@ -172,6 +173,14 @@ def test_micro_batches_are_told_from_ranks(runs):
     (loss,) = audits(runs, "accumulation-ragged")[0]["losses"]
     assert loss["weighting"] == "micro-batches"
     assert loss["counts"] == {str(rank): [24.0, 16.0] for rank in range(3)}
+
+
+def test_ranks_that_weigh_unequally_for_no_known_reason_are_no_alarm(runs):
+    for event in audits(runs, OTHERWISE):
+        (loss,) = event["losses"]
+        assert loss["weighting"] == "other"
+        assert loss["weights"]["0"][0] / loss["weights"]["1"][0] == pytest.approx(1.5, rel=1e-5)
+    assert answer(runs, OTHERWISE)["exit_code"] == 0
 
 
 @pytest.mark.parametrize("name", LATER)

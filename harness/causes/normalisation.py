@@ -64,7 +64,9 @@ def _uneven(evidence: Evidence) -> Uneven | None:
             continue
         looks += 1
         means = all(main.mean for main in known.values())
-        if means and _ratio({r: m.weight for r, m in known.items()}) > _MATERIAL:
+        # Whoever weighs ranks in another way than by their counts has a reason for it.
+        by_count = _ratio({r: m.weight * m.count for r, m in known.items()}) < 1.001
+        if means and by_count and _ratio({r: m.weight for r, m in known.items()}) > _MATERIAL:
             found.append((known, side[evidence.ranks[0]]))
     if len(found) < 2 or 2 * len(found) < looks:
         return None

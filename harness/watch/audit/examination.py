@@ -12,8 +12,9 @@ from torch import nn
 from harness.watch.audit.comparison import Comparison, compare, floors
 from harness.watch.audit.contribution import Contribution
 from harness.watch.audit.one_batch import Weighted
-from harness.watch.audit.replay import Name, Replay, Variation
+from harness.watch.audit.replay import Name, Replay
 from harness.watch.audit.trees import CannotModel
+from harness.watch.audit.variation import Variation
 from harness.watch.audit.weighting import UNKNOWN, Cell, Loss, corrections, losses
 
 SECONDS = 2.0

@@ -11,7 +11,6 @@ import contextlib
 import copy
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,13 +21,11 @@ from harness.watch.audit.forward_pass import ForwardPass, output_nodes
 from harness.watch.audit.one_batch import Weighted, one_batch
 from harness.watch.audit.random_state import random_state, set_random_state, undisturbed
 from harness.watch.audit.trees import CannotModel, changed, tensors
+from harness.watch.audit.variation import Variation, common_length, permuted
 
 _MESSAGES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "c10d_functional")
 _SAME = 1e4
 """Epsilons by which the outputs may differ from those recorded."""
-
-_SIGNS = 65_521
-"""Random signs for a tensor, again and again for a larger one; a prime, so no row has its own."""
 
 Name = tuple[int, str]
 """Number of the module and name of the parameter in it."""
@@ -46,36 +43,6 @@ class _NoMessages(TorchDispatchMode):
         if func.namespace in _MESSAGES:
             raise CannotModel(f"the model communicates with the other ranks ({func})")
         return func(*args, **(kwargs or {}))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Variation:
-    """A replay in which nothing is changed but the rounding."""
-
-    seed: int
-
-    def signs(self, tensor: torch.Tensor, place: int) -> torch.Tensor:
-        """Return +1 or -1 for each number of a tensor, from random numbers of our own."""
-        generator = torch.Generator().manual_seed(1_000_003 * self.seed + place)
-        count = tensor.numel()
-        drawn = torch.randint(0, 2, (min(count, _SIGNS),), generator=generator, dtype=torch.int8)
-        signs = (2 * drawn - 1).to(tensor.device, tensor.dtype)
-        # Many more would cost as much as a backward pass does.
-        return signs.repeat(-(-count // _SIGNS))[:count].view(tensor.shape)
-
-    def nudged(self, tensor: torch.Tensor, place: int) -> torch.Tensor:
-        """Return it with every number moved by one machine epsilon, up or down."""
-        if not tensor.is_floating_point():
-            return tensor
-        eps = torch.finfo(tensor.dtype).eps
-        with torch.no_grad():
-            moved = tensor * (1 + eps * self.signs(tensor, place))
-        return moved.requires_grad_(tensor.requires_grad)
-
-    def order(self, length: int, place: int) -> torch.Tensor:
-        """Return a permutation: of the passes at place 0, of the rows of a pass elsewhere."""
-        generator = torch.Generator().manual_seed(1_000_003 * self.seed + place)
-        return torch.randperm(length, generator=generator)
 
 
 class Replay:
@@ -170,14 +137,14 @@ class Replay:
         if variation is None or not self.rows_permute or self.random or not variation.seed % 2:
             self._run(one, backward, variation)
             return
-        length = _length(one, backward)
+        length = common_length(one, backward)
         if length is None:
             self.rows_permute = False
             self._run(one, backward, variation)
             return
         order = variation.order(length, place)
         try:
-            self._run(_permuted(one, backward, order), backward, variation)
+            self._run(permuted(one, backward, order), backward, variation)
         except CannotModel:
             # A dimension of the same length that is not the rows, such as that of a mask.
             self.rows_permute = False
@@ -303,27 +270,6 @@ def _check(one: ForwardPass, result: Any) -> None:
                 "the forward pass, run again, gives another output: it depends on something "
                 f"outside of its arguments (relative distance {distance / (size or 1):.2g})"
             )
-
-
-def _length(one: ForwardPass, backward: int) -> int | None:
-    """Return the number of rows, if everything that goes in and comes out has as many."""
-    parts = [one.args, one.kwargs, one.outputs, one.gradients[backward]]
-    lengths = {len(tensor) if tensor.dim() else 0 for tensor in tensors(parts)}
-    (length,) = lengths if len(lengths) == 1 else (0,)
-    return length if length > 1 else None
-
-
-def _permuted(one: ForwardPass, backward: int, order: torch.Tensor) -> ForwardPass:
-    def rows(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach()[order.to(tensor.device)].requires_grad_(tensor.requires_grad)
-
-    return replace(
-        one,
-        args=changed(one.args, rows),
-        kwargs=changed(one.kwargs, rows),
-        outputs=changed(one.outputs, rows),
-        gradients={backward: changed(one.gradients[backward], rows)},
-    )
 
 
 @contextlib.contextmanager
