@@ -98,5 +98,11 @@ def _broken_ties(root: nn.Module) -> Iterator[list[str]]:
             alike = table is not layer and table.shape == layer.shape
             if alike and type(table) is type(layer) is nn.Parameter and table.device.type == "cpu":
                 apart = table.data_ptr() != layer.data_ptr()
-                if apart and torch.equal(table, layer) and bool(table.ne(table[0, 0]).any()):
+                if not apart or not torch.equal(table, layer):
+                    continue
+                # With the same gradient for both they stay what they are.
+                one, same = table.grad, layer.grad
+                if one is not None and same is not None and torch.equal(one, same):
+                    continue
+                if bool(table.ne(table[0, 0]).any()):
                     yield [name, other]
