@@ -110,7 +110,9 @@ def said(answer: Mapping[str, Any]) -> str:
 def matrix(outcomes: Mapping[str, Outcome]) -> Counter[tuple[str, str]]:
     """Count cases by true and diagnosed cause; `unseen` ones are not among them."""
     return Counter(
-        (one.truth.cause or "nothing wrong", SILENT if one.said == NOT_OBSERVED else one.said)
+        (one.truth.cause, one.said)
+        if one.truth.cause
+        else ("nothing wrong", SILENT if one.said == NOT_OBSERVED else one.said)
         for one in outcomes.values()
         if not one.truth.unseen
     )

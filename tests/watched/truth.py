@@ -72,6 +72,8 @@ UNSEEN = {
     "low_precision_reduction/sent_in_bfloat16": HOOK,
     "logsoftmax_drift/dice_loss": "a ratio of sums: no loss of a rank says what the whole one is",
     "sequence_parallel_norm/averaged": PARTS,
+    "vocab_parallel_mask/not_zeroed": PARTS,
+    "vocab_parallel_mask/divided": PARTS,
     "gradient_self_test/as_printed": "a test of gradients in one process, without an optimizer",
     "syncbn_clip/plain_forward_hook": "the forward pass raises before the first update",
     "syncbn_clip/sync_clip_all": EDIT,
