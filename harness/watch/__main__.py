@@ -17,6 +17,7 @@ from harness.watch.script import prepare
 from harness.watch.witness import leave_witness
 
 if TYPE_CHECKING:
+    from harness.watch.relaunched import Relaunched
     from harness.watch.spawned import Spawned
     from harness.watch.watcher import Watcher
 
@@ -24,14 +25,18 @@ PATIENCE = 30.0
 """Seconds that the other ranks get to exit, once the script has ended on all of them."""
 
 
-def main() -> None:
-    """Run the script as `python script.py` would, and end as it ends."""
+def main(*, relaunched: bool = False) -> None:
+    """Run the script as `python script.py` would, and end as it ends.
+
+    Args:
+        relaunched: a rank that the script has started has started this one, and answers.
+    """
     if sys.argv[1:2] and sys.argv[1] in COMMANDS and not Path(sys.argv[1]).exists():
         sys.exit(COMMANDS[sys.argv[1]](sys.argv[2:]))
     options = parse(sys.argv[1:])
     code, module = prepare(options)
     leave_witness()
-    watch = _Watch(options)
+    watch = _Watch(options, relaunched=relaunched)
     try:
         exec(code, module.__dict__)  # noqa: S102
     except SystemExit as exit_:
@@ -55,16 +60,25 @@ def main() -> None:
 class _Watch:
     """The watcher, which begins with the script's own import of torch."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, *, relaunched: bool = False) -> None:
         self._options = options
+        self._is_relaunched = relaunched
         self._watcher: Watcher | None = None
         self._spawned: Spawned | None = None
+        self._relaunched: Relaunched | None = None
         self._failed: str | None = None
         self._waiting = AfterTorch(self._begin)
 
     def close(self, script_code: int, error: BaseException | None = None) -> int:
         """Let the watcher answer; return the exit code."""
+        code = self._close(script_code, error)
+        return script_code if self._is_relaunched else code
+
+    def _close(self, script_code: int, error: BaseException | None) -> int:
         self._waiting.close()
+        if self._relaunched is not None:
+            # Ranks whose peer has failed may never end.
+            self._relaunched.close(0 if script_code else PATIENCE)
         if self._watcher is None:
             why = self._failed or "torch was not imported"
             print(f"crossrank: could not observe: {why}", file=sys.stderr)
@@ -90,10 +104,12 @@ class _Watch:
     def _begin(self) -> None:
         try:
             from harness.watch.observing import begin
+            from harness.watch.relaunched import Relaunched
             from harness.watch.spawned import Spawned
 
             self._watcher = begin(self._options)
             self._spawned = Spawned(self._options)
+            self._relaunched = Relaunched(self._options)
         except Exception as error:
             self._failed = f"could not begin to watch: {error!r}"
 

@@ -40,6 +40,8 @@ class Options:
     record: str | None
     nudge: int | None
     audit_every: int | None
+    words: tuple[str, ...] = ()
+    """What stood before the script, for a process that is started like this one."""
 
 
 def parse(arguments: Sequence[str]) -> Options:
@@ -113,6 +115,7 @@ def parse(arguments: Sequence[str]) -> Options:
         record=read.record and str(Path(read.record).absolute()),
         nudge=read.nudge,
         audit_every=read.audit,
+        words=tuple(arguments[: len(arguments) - len(read.arguments) - 1]),
     )
 
 
