@@ -16,7 +16,8 @@
 ##   make bench                        speed, as ratios
 ##   make wheel                        build dist/crossrank-*.whl, and try it where nothing else is
 ##   make readme                       write the table of verdicts in README.md from the newest runs
-##   make lock                         write constraints.txt again (needs uv)
+##   make integrations                 Lightning, Transformers and their like, for the tests of them
+##   make lock                         write constraints*.txt again (needs uv)
 ##   make clean                        remove caches and dist/; .venv and results/ stay
 ##
 ##   PYTHON=/path/to/python3           the Python to use; if it has torch, that torch is used
@@ -37,7 +38,7 @@ PYTHON ?= python3
 .SUFFIXES:
 .DELETE_ON_ERROR:
 TARGETS := help repro sweep list judge report readme doctor test check lint types layers format \
-           test-gpu bench wheel lock clean
+           test-gpu bench wheel integrations lock clean
 .PHONY: $(TARGETS) FORCE
 
 # make would expand the `$` in an exported value, and fail at an unmatched one. The values travel
@@ -128,6 +129,14 @@ wheel: $(READY)
 	@$(VENV_PYTHON) -m pytest tests/test_wheel.py
 	@ls dist/*.whl
 
+# In two parts: an installation that is ended in the middle leaves packages that cannot be imported.
+DOWNLOAD_S ?= 600
+integrations: $(READY)
+	@env -u PIP_CONSTRAINT timeout $(DOWNLOAD_S) $(VENV_PYTHON) -m pip download --quiet --quiet \
+	  --no-deps --only-binary :all: --dest build/integrations -r constraints-integrations.txt
+	@env -u PIP_CONSTRAINT PIP_USER=0 $(VENV_PYTHON) -m pip install --quiet --quiet --no-deps \
+	  --no-index --no-compile --find-links build/integrations -r constraints-integrations.txt
+
 lock:
 	@mkdir -p build
 	@printf '%s\n' filelock fsspec jinja2 networkx setuptools sympy typing-extensions \
@@ -138,6 +147,12 @@ lock:
 	  --overrides build/no-torch.txt --no-annotate --no-header \
 	  pyproject.toml build/torch-needs.txt >> build/constraints.txt
 	@mv build/constraints.txt constraints.txt
+	@sed '/^torch==/d' constraints.txt > build/beside-torch.txt
+	@sed '/^#/!d' constraints-integrations.txt > build/integrations.txt
+	@uv pip compile --quiet --universal --python-version 3.10 --extra integrations \
+	  --overrides build/no-torch.txt --constraints build/beside-torch.txt --no-annotate --no-header \
+	  pyproject.toml | grep -vxFf constraints.txt >> build/integrations.txt
+	@mv build/integrations.txt constraints-integrations.txt
 
 clean:
 	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
