@@ -167,13 +167,14 @@ def _is_over(entry: dict[str, Any]) -> bool:
 
 def _recorders() -> list[Callable[..., bytes]]:
     c10d = getattr(torch._C, "_distributed_c10d", None)
-    found = []
+    found: list[Callable[..., bytes]] = []
     for name in ("_dump_fr_trace", "_dump_nccl_trace"):
         dump = getattr(c10d, name, None)
         # Of another torch it may be there and take other arguments.
         with contextlib.suppress(Exception):
             _load(dump, True, False)
-            found.append(dump)
+            if callable(dump):
+                found.append(dump)
     return found
 
 

@@ -79,8 +79,9 @@ def _be_witness(reading: int, parent: int) -> None:
     if not (killed or begun) or (folder.root / "said.claimed").exists():
         return
     order = sorted(seen.values())
-    if not begun and len(order) > 1 and order[1] - order[0] < APART and not _anybody_failed(folder, members):
-        # All together: they were ended from outside.
+    together = len(order) > 1 and order[1] - order[0] < APART
+    if not begun and together and not _anybody_failed(folder, members):
+        # They were ended from outside.
         return
     for rank in killed:
         pid = folder.read(folder.start(rank))["pid"]
