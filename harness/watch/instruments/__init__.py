@@ -81,7 +81,7 @@ class Instruments:
     def _look(self, number: int, update: int) -> None:
         safely, held = self._context.safely, self._parameters.alive(number)
         if held:
-            safely("parameters", self._parameters.before_update)(number, update)
+            safely("parameters", self._parameters.before_update)(number, update, held)
             safely("gradients reduced by hand", self._by_hand.before_update)(number, update, held)
 
     def after_update(self, number: int, optimizer: torch.optim.Optimizer, update: int) -> None:

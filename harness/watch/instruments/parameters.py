@@ -98,14 +98,15 @@ class Parameters:
         known = self._optimizers.get(number)
         return frozenset() if known is None else known.modules
 
-    def before_update(self, number: int, update: int) -> None:
+    def before_update(
+        self, number: int, update: int, alive: list[tuple[str, torch.Tensor]]
+    ) -> None:
         """Note parameters without a gradient, and those written since the last update."""
         known = self._optimizers.get(number)
         if known is None:
             return
         if known.wrappers != len(self._context.wrappers):
             self._describe(number, known, update)
-        alive = known.alive()
         flags = [(p.requires_grad, p.grad is None) for _, p in alive]
         if flags != known.flags:
             known.flags = flags
@@ -131,7 +132,8 @@ class Parameters:
         known = self._optimizers.get(number)
         if known is None:
             return
-        known.versions = [p._version for _, p in known.alive()]
+        held = (one.parameter() for one in known.held)
+        known.versions = [p._version for p in held if p is not None]
         if self._context.window.is_sparse(update):
             self._write_state(number, optimizer, update, known)
 
