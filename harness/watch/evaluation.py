@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from harness.watch.digest import Digester
 from harness.watch.instruments.call_site import call_site
 from harness.watch.instruments.context import Context
-from harness.watch.instruments.forward import ForwardHook
+from harness.watch.instruments.forward import ForwardHook, in_training
 from harness.watch.instruments.patches import Patches
 from harness.watch.layout import EVALUATION, Entry, Layout
 from harness.watch.modules import local_part
@@ -147,8 +147,8 @@ class Evaluations:
             if called is not own():
                 return
             self._inside.discard(number)
-            started = training and not called.training
-            training = called.training
+            before_this, training = training, in_training(called)
+            started = before_this and not training
             if started:
                 self._look(whole)
 

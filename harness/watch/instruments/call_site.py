@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from types import FrameType
@@ -16,12 +17,32 @@ _LIBRARIES = (
 )
 
 
+_FRAMEWORK = re.compile(
+    r"[/\\](?:site|dist)-packages[/\\]"
+    r"(?:accelerate|lightning|lightning_fabric|pytorch_lightning|transformers)[/\\]"
+)
+
+
 def call_site() -> str | None:
-    """Return `path:line` of the innermost frame outside of torch and of the watcher."""
+    """Return `path:line` of the innermost frame outside of torch and of the watcher.
+
+    Inside a training framework it is the innermost frame of the user's own that the framework has
+    called, such as a method that was overridden. That its trainer was started says nothing.
+    """
+    framework: str | None = None
+    own: str | None = None
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith(_LIBRARIES):
-            return f"{name}:{frame.f_lineno}"
+            here = f"{name}:{frame.f_lineno}"
+            if _FRAMEWORK.search(name) is None:
+                if framework is None:
+                    return here
+                own = own or here
+            elif own is not None:
+                return own
+            else:
+                framework = framework or here
         frame = frame.f_back
-    return None
+    return framework or own

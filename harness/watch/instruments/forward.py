@@ -75,7 +75,7 @@ class Forward:
                 seen = True
                 for act in self.first_forward:
                     act(wrapper, number)
-            if not (wrapper.training and torch.is_grad_enabled()):
+            if not (in_training(wrapper) and torch.is_grad_enabled()):
                 return
             window = self._context.window
             window.count("forwards")
@@ -108,6 +108,15 @@ class Forward:
             module.register_forward_hook(ForwardHook(safely(name, after))),
             inner.register_forward_pre_hook(ForwardHook(safely(name, before_inner))),
         ]
+
+
+def in_training(module: nn.Module) -> bool:
+    """Say whether a module is in training mode; of a wrapper, whether it or its inner one is.
+
+    Lightning puts the wrapper into evaluation mode, and afterwards only the inner one back.
+    """
+    inner = isinstance(module, DistributedDataParallel) and module.module.training
+    return bool(module.training or inner)
 
 
 def _has_rows(argument: object) -> bool:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.watch.instruments.context import Context
-from harness.watch.instruments.forward import ForwardHook
+from harness.watch.instruments.forward import ForwardHook, in_training
 from harness.watch.instruments.random_state import random_state
 from harness.watch.instruments.rows import batch_of, row_digests
 
@@ -66,7 +66,7 @@ class Inputs:
             update = context.updates
             if looked == update or not context.window.is_sparse(update) or called is not own():
                 return
-            if not (called.training and torch.is_grad_enabled()):
+            if not (in_training(called) and torch.is_grad_enabled()):
                 return
             looked = update
             pending = {"module": name, "update": update, **_parallel(called)}
