@@ -48,6 +48,8 @@ def main(argv=None):
     if standalone:
         dist.init_process_group("gloo")
     model = train(args)
+    # The last work of gloo's thread would be a hook of Python, and its end can dead-lock.
+    dist.barrier()
     if standalone:
         dist.destroy_process_group()
     return model, {}
