@@ -13,6 +13,7 @@ from harness.watch.damage import Damage, spread
 from harness.watch.divergence import Divergence, divergence, from_json, rank_local
 from harness.watch.evidence import Evidence
 from harness.watch.exit_codes import FAULT_FOUND, NOT_OBSERVED, NOTHING_FOUND, STOPPED
+from harness.watch.folder import Folder
 from harness.watch.gathering import gather
 from harness.watch.outputs import Outputs
 from harness.watch.per_rank import RankTable, per_rank
@@ -47,6 +48,8 @@ def close(
         if script_code:
             # The launcher ends all ranks as soon as one has failed, also the one that answers.
             watcher.stall.wait_for_answer()
+        elif watcher.whereabouts is not None:
+            return watcher.whereabouts.answered()
         return script_code
     if not quiet or given.exit_code:
         say("\n".join([*given.lines(), *(f"  note     {one}" for one in failed)]))
@@ -85,13 +88,33 @@ def answer(
         watcher.stall.ask_others()
     ends = {rank: folder.read(folder.end(rank)) for rank in watcher.peers}
     missing = [rank for rank, end in ends.items() if end is None]
+    elsewhere = watcher.whereabouts
     if (missing and not script_code) or not folder.claim("answered"):
+        if elsewhere is not None:
+            elsewhere.serve()
         return None
+    if elsewhere is not None:
+        if not elsewhere.hand_over(failed=script_code != 0):
+            folder.claim("said")
+            if _is_temporary(folder) and not folder.found_across.exists():
+                shutil.rmtree(folder.root, ignore_errors=True)
+            return None
+        ends = {rank: folder.read(folder.end(rank)) for rank in watcher.peers}
+        ends[watcher.rank]["notes"] = watcher.notes
+        missing = [rank for rank in range(watcher.world_size) if ends.get(rank) is None]
+        if len(watcher.peers) < watcher.world_size and not script_code:
+            missing = []
     found = _first_found(watcher)
     given = _answer(watcher, {r: end for r, end in ends.items() if end}, missing, found)
-    if given.exit_code == NOTHING_FOUND and not missing and folder.root.name.startswith("watch-"):
+    if elsewhere is not None:
+        elsewhere.tell(given.exit_code)
+    if given.exit_code == NOTHING_FOUND and not missing and _is_temporary(folder):
         shutil.rmtree(folder.root, ignore_errors=True)
     return given
+
+
+def _is_temporary(folder: Folder) -> bool:
+    return folder.root.name.startswith("watch-")
 
 
 def _answer(
@@ -165,6 +188,8 @@ def _nothing_found(watcher: Watcher, ends: dict[int, Any], notes: list[str]) -> 
     """Say what was found equal, and what was not compared because it is not replicated."""
     if watcher.world_size == 1:
         return NOTHING_FOUND, "one process: there is no replica to compare"
+    if watcher.peers == [watcher.rank]:
+        return NOT_OBSERVED, "could not observe: no other rank could be compared with this one"
     seen = [one for end in ends.values() for one in end["optimizers"]]
     failed = [f"rank {rank} stopped watching" for rank, end in ends.items() if end["failed"]]
     if not seen or failed:
@@ -203,20 +228,27 @@ def _first_found(watcher: Watcher) -> tuple[str, Divergence] | None:
         if content is not None:
             found = from_json(content["found"])
             all_found.append((content["source"], found))
+    across = watcher.folder.read(watcher.folder.found_across)
+    if across is not None:
+        all_found.append((across["source"], from_json(across["found"])))
     if not all_found:
         all_found = _left_over(watcher)
-    return min(all_found, key=lambda one: (one[1].order, one[0]), default=None)
+    # Of two views on the same difference, the one of more ranks.
+    return min(all_found, key=lambda one: (one[1].order, -len(one[1].ranks), one[0]), default=None)
 
 
 def _left_over(watcher: Watcher) -> list[tuple[str, Divergence]]:
-    """Compare what fewer ranks than all have reached: one of them ended early."""
+    """Compare what was not compared as it was written.
+
+    Fewer ranks than all have reached it, or ranks of several places, which came to an end first.
+    """
     found = []
     for number, one in enumerate(watcher.summary()):
         exchange = watcher.exchange_of(number)
         last = 2 * one["updates"] + 1
         for index in range(max(0, last - 64), last + 1):
             seen = exchange.look(index)
-            if 1 < len(seen) < len(watcher.peers):
+            if len(seen) > 1 and (len(seen) < len(watcher.peers) or watcher.whereabouts):
                 what = divergence(exchange.look, index)
                 if what is not None:
                     found.append((f"optimizer {number} ({one['kind']})", what))

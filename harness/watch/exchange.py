@@ -40,6 +40,10 @@ class Exchange:
         self._written: dict[int, bytes] = {}
         """What was written last, by its index."""
 
+    def narrow(self, peers: Sequence[int]) -> None:
+        """Leave out ranks that turned out to write elsewhere."""
+        self._readers = {peer: reader for peer, reader in self._readers.items() if peer in peers}
+
     def declare(self, rank: int, layout: Layout) -> bool:
         """Say what this rank's digests mean from now on; False if there are too many to keep.
 

@@ -69,6 +69,21 @@ class Folder:
         """What a rank contributes to the audit of an update."""
         return self.root / f"audit.optimizer{optimizer}.update{update}.rank{rank}.pt"
 
+    @property
+    def place(self) -> Path:
+        """A word that tells this folder from that of another host."""
+        return self.root / "place.json"
+
+    @property
+    def across(self) -> Path:
+        """How far this place has come in comparing itself with others."""
+        return self.root / "across.json"
+
+    @property
+    def found_across(self) -> Path:
+        """The first divergence between places."""
+        return self.root / "across.finding.json"
+
     def claim(self, what: str) -> bool:
         """Return True for the first rank that asks, and False for all others."""
         with contextlib.suppress(FileExistsError):

@@ -46,10 +46,11 @@ class Layout:
     @classmethod
     def from_json(cls, content: dict[str, list[dict[str, Any]]]) -> Layout:
         """Read what `to_json` wrote."""
-        return cls({phase: _entries(entries) for phase, entries in content.items()})
+        return cls({phase: read_entries(entries) for phase, entries in content.items()})
 
 
-def _entries(rows: Sequence[dict[str, Any]]) -> tuple[Entry, ...]:
+def read_entries(rows: Sequence[dict[str, Any]]) -> tuple[Entry, ...]:
+    """Read entries that `asdict` wrote."""
     return tuple(
         Entry(**(row | {"shape": None if row["shape"] is None else tuple(row["shape"])}))
         for row in rows

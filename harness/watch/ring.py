@@ -58,6 +58,10 @@ class Writer:
         os.pwrite(self._file, raw, _offset(index, self._slots, self.columns))
         return raw
 
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
 
 class Reader:
     """The ring of another rank, which may not have been created yet."""

@@ -33,14 +33,17 @@ from harness.watch.exchange import Exchange
 from harness.watch.exit_codes import FAULT_FOUND
 from harness.watch.folder import Folder, meeting_place, process_began
 from harness.watch.gathering import gather
+from harness.watch.hosts import ranks_here
 from harness.watch.instruments import Instruments
 from harness.watch.instruments.context import Context
 from harness.watch.journal import Journal
 from harness.watch.layout import EVALUATION, GRADIENTS, PARAMETERS, index_of
 from harness.watch.modules import Modules
 from harness.watch.pending import Pending
+from harness.watch.ring import KEPT
 from harness.watch.stall import Stall
 from harness.watch.stream import AVERAGING, Stream
+from harness.watch.whereabouts import Whereabouts
 
 if TYPE_CHECKING:
     from harness.watch.audit.auditor import Auditor
@@ -97,6 +100,7 @@ class Watcher:
         self.journal = Journal()
         self._pid = os.getpid()
         self._observed: list[_Observed] = []
+        self.whereabouts: Whereabouts | None = None
         self._running: list[Optimizer] = []
         self._exchanges: dict[str, Exchange] = {}
         self._wrapped: list[weakref.ref[DistributedDataParallel]] = []
@@ -115,6 +119,8 @@ class Watcher:
     def close(self) -> None:
         """Remove the hooks, once what was read on a GPU has arrived."""
         self._guard(self._finish)()
+        if self.whereabouts is not None:
+            self._guard(self.whereabouts.close)()
         self.stall.close()
         self.context.closed = True
         if self.recorder is not None:
@@ -137,16 +143,9 @@ class Watcher:
             rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         self.rank, self.world_size = rank, world_size
         self.folder = meeting_place(self._chosen, self._token() if initialised else None)
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-        if self._chosen or here >= world_size:
-            self.peers = list(range(world_size))
-        else:
-            first = rank - int(os.environ.get("LOCAL_RANK", 0))
-            self.peers = list(range(first, first + here))
-            self.note(
-                f"ranks {first} to {first + here - 1} of {world_size} were compared, those of this "
-                "host; type --folder with a folder that all hosts share to compare all"
-            )
+        here = ranks_here(os.environ, rank, world_size)
+        everyone = list(range(world_size))
+        self.peers = everyone if self._chosen or here is None else list(here)
         about = {
             "pid": os.getpid(),
             "began": process_began(os.getpid()),
@@ -155,8 +154,26 @@ class Watcher:
         }
         self.folder.write(self.folder.start(rank), about)
         self.journal.open(self.folder.journal(rank))
+        # The ranks of one torchrun have one parent, and its temp directory.
+        if here != tuple(everyone) or (world_size > 1 and "TORCHELASTIC_RUN_ID" not in os.environ):
+            self.whereabouts = Whereabouts(self, here, self._chosen)
         if self.recorder is not None:
             self.recorder.begin(rank, world_size)
+
+    def narrow(self, peers: Sequence[int]) -> None:
+        """Take these for the ranks that share the folder, and compare again what they wrote."""
+        self.peers = list(peers)
+        for exchange in self._exchanges.values():
+            exchange.narrow(peers)
+        for one in self._observed:
+            if one.exchange is not None:
+                one.exchange.narrow(peers)
+                self._compare(one, list(range(min(KEPT, 2 * one.updates + 2))))
+
+    def announce(self, found: Divergence, source: str) -> None:
+        """Say what was found between this place and others."""
+        if self.folder is not None and self.folder.claim("announced"):
+            say(self._so_far(found, source))
 
     def note(self, text: str) -> None:
         """Keep a sentence on what could not be observed."""
@@ -357,6 +374,9 @@ class Watcher:
     def _post(self, observed: _Observed, index: int, digests: list[int] | Pending) -> None:
         assert observed.exchange is not None
         self._compare(observed, observed.exchange.post(index, digests))
+        if self.whereabouts is not None:
+            stream, source = f"optimizer{observed.number}", self._source(observed)
+            self.whereabouts.posted(stream, index, source)
 
     def _finish(self, *_: Any) -> None:
         for observed in self._observed:
@@ -370,7 +390,10 @@ class Watcher:
             # The last rank to come sees all others; the ones before it have nothing to wait for.
             if self.found is None and exchange.all_equal(index) is False:
                 found = divergence(exchange.look, index)
-                self._report(found, f"optimizer {observed.number} ({observed.kind})")
+                self._report(found, self._source(observed))
+
+    def _source(self, observed: _Observed) -> str:
+        return f"optimizer {observed.number} ({observed.kind})"
 
     def _report(self, found: Divergence | None, source: str) -> None:
         if found is None:
@@ -380,8 +403,7 @@ class Watcher:
         self.journal.flush()
         content = {"source": source, "found": to_json(found)}
         self.folder.write(self.folder.finding(self.rank), content)
-        if self.folder.claim("announced"):
-            say(self._so_far(found, source))
+        self.announce(found, source)
 
     def _so_far(self, found: Divergence, source: str) -> str:
         """Return the first line of the answer, as far as it can be known in the middle of a run."""

@@ -1,0 +1,143 @@
+"""Where the ranks of a run are, as its watcher needs it: its peers, and what to say about the rest.
+
+The launcher's word is taken at first, so that nobody waits; what the ranks tell each other over the
+store comes a little later and is what counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from harness.watch.bridge import Bridge
+
+if TYPE_CHECKING:
+    from harness.watch.watcher import Watcher
+
+
+class Whereabouts:
+    """Of the ranks of one watcher."""
+
+    def __init__(self, watcher: Watcher, told: Sequence[int] | None, chosen: str | None) -> None:
+        """Begin to ask.
+
+        Args:
+            watcher: the watcher of this rank, which has a folder by now.
+            told: the ranks of this host as the launcher tells it, or None.
+            chosen: the folder that was typed, if any.
+        """
+        self._watcher = watcher
+        self._told = told
+        self._chosen = chosen
+        self._settled = False
+        self._handed_over = False
+        self._failed: str | None = None
+        self._bridge: Bridge | None = None
+        default_store = getattr(torch.distributed.distributed_c10d, "_get_default_store", None)
+        assert watcher.folder is not None
+        if default_store is None or not torch.distributed.is_initialized():
+            self._failed = "the process group had no store"
+            return
+        self._bridge = Bridge(
+            default_store(),
+            watcher.folder,
+            # Several watchers of one process meet in folders of their own.
+            name=hashlib.sha256((chosen or "").encode()).hexdigest()[:8],
+            rank=watcher.rank,
+            world_size=watcher.world_size,
+            host=socket.gethostname(),
+            on_found=watcher.announce,
+        )
+
+    @property
+    def why_not(self) -> str | None:
+        """Why ranks of other places could not be asked, or None."""
+        return self._failed or (None if self._bridge is None else self._bridge.failed)
+
+    def posted(self, stream: str, index: int, source: str) -> None:
+        """Say that this rank has written; its peers may be known better by now."""
+        self._settle()
+        if self._bridge is not None:
+            self._bridge.offer(stream, index, source)
+
+    def close(self) -> None:
+        """Stop comparing with other places, and settle who writes to this one."""
+        if self._bridge is not None:
+            self._bridge.close()
+        self._settle(at_end=True)
+
+    def hand_over(self, *, failed: bool) -> bool:
+        """Say whether this place has to answer; if for all ranks, what they wrote is here now.
+
+        Args:
+            failed: the script has failed on this rank.
+        """
+        watcher = self._watcher
+        assert watcher.folder is not None
+        given = None if self._bridge is None else self._bridge.hand_over(alone=failed)
+        if given:
+            folder = watcher.folder
+            here = [r for r in range(watcher.world_size) if folder.read(folder.start(r))]
+            watcher.peers = sorted({*here, *watcher.peers})
+        self._handed_over = given is False
+        if given is None:
+            watcher.note(
+                f"{_named(watcher.peers)} of {watcher.world_size} were compared, those of this "
+                f"host, and causes were judged from them ({self.why_not or 'others are not known'})"
+                "; type --folder with a folder that all hosts share to compare all"
+            )
+        return given is not False
+
+    def tell(self, code: int) -> None:
+        """Tell the other places with which exit code the answer ends."""
+        if self._bridge is not None:
+            self._bridge.tell(code)
+
+    def answered(self) -> int:
+        """Return the exit code of the place that answers, if it is another one, else 0."""
+        if self._bridge is None or not self._handed_over:
+            return 0
+        return self._bridge.answered() or 0
+
+    def serve(self) -> None:
+        """Where this process serves the store of the run: let the others end first."""
+        if self._bridge is not None and self._bridge.serves:
+            self._bridge.answered()
+
+    def _settle(self, *, at_end: bool = False) -> None:
+        watcher, bridge = self._watcher, self._bridge
+        places = None if bridge is None else bridge.places
+        if self._settled or (places is None and not at_end and self.why_not is None):
+            return
+        self._settled = True
+        folder = watcher.folder
+        assert folder is not None
+        if places is not None:
+            peers = places.of(watcher.rank)
+        elif self._told is not None:
+            peers = tuple(self._told)
+        else:
+            peers = tuple(r for r in range(watcher.world_size) if folder.start(r).exists())
+        if list(peers) != watcher.peers:
+            watcher.narrow(peers)
+        if places is None or len(places.ranks) == 1:
+            return
+        over_store = "compared over the store of the run, after each update"
+        if self._chosen is not None:
+            watcher.note(f"--folder {self._chosen} is not one folder for all ranks; {over_store}")
+        apart = places.apart()
+        if apart:
+            groups = " | ".join(", ".join(map(str, group)) for group in apart)
+            watcher.note(
+                f"ranks of one host have temp directories of their own, as in containers: {groups}"
+                f"; {over_store}"
+            )
+
+
+def _named(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks))
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
