@@ -126,11 +126,14 @@ class Samples:
 
     def after_update(self, number: int) -> None:
         """Count an update for the passes that its samples may have come from."""
-        for one in self._passes.values():
-            # One that was asked for more and had none is over.
-            if one.fresh and not one.waiting:
-                one.updates[number] += 1
-                one.fresh = False
+        # One that was asked for more and had none is over.
+        open_ = [one for one in self._passes.values() if one.fresh and not one.waiting]
+        # A pass that was begun without gradients, and left in the middle, was an evaluation; unless
+        # nobody here needs gradients.
+        trains = [one for one in open_ if one.about["grad"]]
+        for one in trains or open_:
+            one.updates[number] += 1
+            one.fresh = False
 
     def _made(self, _: None, iterator: Any, loader: DataLoader[Any]) -> None:
         key = id(iterator)
