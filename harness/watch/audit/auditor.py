@@ -18,7 +18,8 @@ from harness.watch.audit.replay import Name
 from harness.watch.folder import Folder
 from harness.watch.instruments.context import Context
 
-_SHARDED = ("FlatParameter", "DTensor")
+_SHARDED = ("_fsdp_flattened", "placements")
+"""Attributes of parts; those of FSDP1 are of the type of any other parameter."""
 _COMPRESSION = {
     "allreduce_hook": 0.0,
     "fp16_compress_hook": torch.finfo(torch.float16).eps,
@@ -180,7 +181,7 @@ class Auditor:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if type(optimizer).__name__ in _AVERAGING:
             found.append("replicas differ on purpose between averages")
-        if any(type(p).__name__ in _SHARDED or hasattr(p, "placements") for p in parameters):
+        if any(hasattr(p, mark) for p in parameters for mark in _SHARDED):
             return [*found, "parameters are sharded (FSDP or tensor parallel)"]
         unknown = [hook for hook in self._hooks(known) if hook not in _COMPRESSION]
         if unknown:
