@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from tests.watched.audit_invisible import AUDITED, SHARDED
 from tests.watching import rank_files, torchrun
 
 COMMON = {"steps": 2, "seed": 0, "accumulate": 1, "ragged": False, "autocast": False, "every": 1}
@@ -237,26 +236,3 @@ def test_rows_that_have_an_influence_on_each_other_are_a_fact(runs):
 
 def test_contributions_are_removed(runs):
     assert not list(runs.rglob("audit.optimizer*"))
-
-
-@pytest.fixture(scope="module")
-def bare_and_audited(tmp_path_factory):
-    out = tmp_path_factory.mktemp("invisible")
-    ended = torchrun("-m", "tests.watched.audit_invisible", out, ranks=2)
-    assert ended.returncode == 0, ended.stderr
-    return out
-
-
-@pytest.mark.parametrize("name", AUDITED)
-def test_every_bit_is_the_same(bare_and_audited, name):
-    events = []
-    for path in (bare_and_audited / name).glob("attempt0-*/rank*.journal.jsonl"):
-        events += [json.loads(line) for line in path.read_text().splitlines()]
-    found = [event for event in events if event["kind"] == "audit"]
-    assert found
-    assert all((event["could_not"] is None) == (name not in SHARDED) for event in found)
-    for rank in rank_files(bare_and_audited, 2):
-        assert rank[name]["different"] == []
-        assert rank[name]["things"] > 20
-        assert rank[name]["failed"] is None
-        assert not [note for note in rank[name]["notes"] if "no longer observed" in note]

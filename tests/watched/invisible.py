@@ -3,155 +3,58 @@
 python -m torch.distributed.run --nproc-per-node=2 -m tests.watched.invisible OUT
 """
 
-import contextlib
+import copy
+import gc
 import hashlib
 import json
+import logging
+import os
+import pickle
 import random
+import signal
 import sys
+import time
+import warnings
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.checkpoint import checkpoint
 
-from harness.watch.closing import close
-from harness.watch.watcher import Watcher
+BEFORE = set(sys.modules)
 
-STEPS = 4
+import torch.distributed as dist  # noqa: E402
+from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
 
+from harness.watch import stall  # noqa: E402
+from harness.watch.audit import examination  # noqa: E402
+from harness.watch.closing import close  # noqa: E402
+from harness.watch.observing import begin  # noqa: E402
+from harness.watch.options import parse  # noqa: E402
+from harness.watch.watcher import WATCHERS  # noqa: E402
 
-class Net(nn.Module):
-    def __init__(self, tied=False, checkpointed=False):
-        super().__init__()
-        self.embed = nn.Embedding(11, 16)
-        self.body = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3))
-        self.head = nn.Linear(16, 11, bias=False)
-        self.checkpointed = checkpointed
-        if tied:
-            self.head.weight = self.embed.weight
+OF_THE_WATCHER = sorted(set(sys.modules) - BEFORE)
+"""What a script has imported without knowing it, besides torch."""
 
-    def forward(self, ids):
-        x = self.embed(ids).mean(1)
-        x = checkpoint(self.body, x, use_reentrant=False) if self.checkpointed else self.body(x)
-        return self.head(x)
+from tests.watched.trainings import CASES, MASKS  # noqa: E402
 
-
-def sgd(model):
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
-def batches():
-    for _ in range(STEPS):
-        ids = torch.randint(0, 11, (6, 5))
-        yield ids, ids[:, 0]
-
-
-def plain(make=sgd, *, wrap=DDP, autocast=False, scaled=False, window=1, net=None, **options):
-    model = wrap(Net(**(net or {})), **options)
-    optimizer = make(model)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, enabled=scaled)
-    losses = []
-    for step, (ids, target) in enumerate(batches()):
-        last = step % window == window - 1
-        hold = contextlib.nullcontext() if last else model.no_sync()
-        with hold, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            loss = F.cross_entropy(model(ids), target)
-        scaler.scale(loss).backward()
-        if last:
-            scaler.step(optimizer)
-            scaler.update()
-            scheduler.step()
-            optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses, [model], [optimizer]
-
-
-def two_models():
-    left, right = DDP(Net()), DDP(nn.Linear(11, 1))
-    first, second = sgd(left), torch.optim.Adam(right.parameters())
-    losses = []
-    for ids, _ in batches():
-        second.zero_grad()
-        right(left(ids).detach()).square().mean().backward()
-        second.step()
-        first.zero_grad()
-        loss = right(left(ids)).mean()
-        loss.backward()
-        first.step()
-        losses.append(loss.item())
-    return losses, [left, right], [first, second]
-
-
-def sharded(net):
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    return fully_shard(net, mesh=mesh)
-
-
-def divided_state(model):
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    return ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
-
-
-def averaged():
-    """Evaluations through the wrapper, and through an average of the weights."""
-    model = DDP(Net())
-    optimizer = sgd(model)
-    ema = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
-    losses = []
-    for ids, target in batches():
-        optimizer.zero_grad()
-        F.cross_entropy(model.train()(ids), target).backward()
-        optimizer.step()
-        ema.update_parameters(model)
-        with torch.no_grad():
-            losses.append(F.cross_entropy(model.eval()(ids), target).item())
-            losses.append(F.cross_entropy(ema.eval()(ids), target).item())
-    return losses, [model, ema], [optimizer]
-
-
-def adam(model):
-    return torch.optim.Adam(model.parameters(), foreach=True)
-
-
-def adamw(model):
-    return torch.optim.AdamW(model.parameters(), fused=True)
-
-
-CASES = {
-    "sgd_momentum": plain,
-    "adam_foreach": lambda: plain(adam),
-    "adamw_fused": lambda: plain(adamw),
-    "bf16_autocast": lambda: plain(autocast=True),
-    "grad_scaler": lambda: plain(scaled=True),
-    "static_graph": lambda: plain(static_graph=True),
-    "bucket_view": lambda: plain(gradient_as_bucket_view=True),
-    "fully_shard": lambda: plain(adam, wrap=sharded),
-    "zero_redundancy": lambda: plain(divided_state),
-    "averaged_weights": averaged,
-    "no_sync": lambda: plain(window=2),
-    "checkpointing": lambda: plain(net={"checkpointed": True}),
-    "two_models": two_models,
-    "tied_weights": lambda: plain(net={"tied": True}),
-    # These two must come out different: they show that the comparison can see it.
-    "draws_a_number": plain,
-    "writes_a_bit": plain,
-}
+MODES = {"watched": [], "audited": ["--audit", "every=2"], "recorded": ["--record", "RECORD"]}
+SLOW = ("compiled_eager", "compiled_aot_eager")
+"""An audit runs them without their compiler, and a record looks at nothing else than elsewhere."""
+CONTROLS = ("draws_a_number", "writes_a_bit", "leaves_a_trace")
+"""Clumsy watchers: they show that the comparison can see it."""
 
 
 def state(result):
     """Everything that a run leaves behind, each as a hash of its bytes."""
     losses, models, optimizers = result
-    kept = {"losses": losses, "python": random.getstate(), "torch": torch.get_rng_state()}
+    kept = {
+        "losses": losses,
+        "masks": list(MASKS),
+        "python": random.getstate(),
+        "torch": torch.get_rng_state(),
+        "numpy": str(np.random.get_state()),
+    }
     for number, model in enumerate(models):
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             kept[f"model {number} {name}"] = tensor
@@ -166,23 +69,100 @@ def state(result):
 
 
 def hashed(value):
+    return hashlib.sha256(repr(plain(value)).encode()).hexdigest()
+
+
+def plain(value):
     value = getattr(value, "_local_tensor", value)
     if isinstance(value, torch.Tensor):
         raw = value.detach().contiguous().reshape(-1).view(torch.uint8)
-        value = (value.dtype, value.shape, bytes(raw.tolist()))
-    return hashlib.sha256(repr(value).encode()).hexdigest()
+        return value.dtype, value.shape, bytes(raw.tolist())
+    if isinstance(value, dict):
+        return [(key, plain(one)) for key, one in value.items()]
+    return [plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def run(name, out, watched):
+def visible(result):
+    """What a program can see of its models and optimizers without looking for a watcher."""
+    _, models, optimizers = result
+    seen = {}
+    for number, model in enumerate(models):
+        for name, module in model.named_modules():
+            about = [type(module).__name__, sorted(vars(module)), dir(module)]
+            seen[f"attributes of {number} {name}"] = repr(about)
+        for name, parameter in model.named_parameters():
+            hooks = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
+            seen[f"hooks of {number} {name}"] = repr([len(one or ()) for one in hooks])
+            seen[f"parameter {number} {name}"] = repr(sorted(vars(parameter)))
+        seen[f"state_dict {number}"] = repr(list(model.state_dict()))
+        inner = getattr(model, "module", model)
+        for what, act in {
+            "copied": copy.deepcopy,
+            "pickled": lambda one: pickle.loads(pickle.dumps(one)),
+        }.items():
+            seen[f"{what} {number}"] = attempt(lambda a=act, m=inner: hashed(a(m).state_dict()))
+            seen[f"{what} whole {number}"] = attempt(lambda a=act, m=model: vars(a(m)).keys())
+    for number, optimizer in enumerate(optimizers):
+        seen[f"attributes of optimizer {number}"] = repr(sorted(vars(optimizer)))
+        keys = attempt(lambda one=optimizer: repr(one.state_dict().keys()))
+        seen[f"state_dict of optimizer {number}"] = keys
+        hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+        seen[f"hooks of optimizer {number}"] = repr([len(one) for one in hooks])
+    return seen
+
+
+def attempt(act):
+    try:
+        return str(act())
+    except Exception as error:
+        return type(error).__name__
+
+
+def surroundings():
+    """What a program can see of the process."""
+    return {
+        "gradients": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "modes": [torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()],
+        "dtype": str(torch.get_default_dtype()),
+        "threads": torch.get_num_threads(),
+        "generator": id(torch.default_generator),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "excepthook": id(sys.excepthook),
+        "signals": repr([signal.getsignal(one) for one in sorted(signal.valid_signals())]),
+        "filters": len(warnings.filters),
+        "loggers": repr(logging.getLogger().handlers),
+        "environment": hash(frozenset(os.environ.items())),
+        "collector": [gc.isenabled(), gc.get_threshold()],
+        "folder": str(Path.cwd()),
+        "path": sys.path[:],
+        "seconds between ticks": sys.getswitchinterval(),
+    }
+
+
+def train(name):
+    """Train a case; return its bits, and what it could see while it was still watched."""
     torch.manual_seed(7 + dist.get_rank())
     random.seed(7 + dist.get_rank())
-    if not watched:
-        return state(CASES[name]()), None
-    watcher = Watcher(folder=str(out / name))
-    if name == "draws_a_number":
-        watcher.note = lambda text: None
-        watcher.meet = lambda meet=watcher.meet: (torch.rand(1), meet())
+    np.random.seed(7 + dist.get_rank())
+    MASKS.clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = CASES.get(name, CASES["sgd_momentum"])()
+        bits = state(result)
+        seen = visible(result) | {f"process: {k}": repr(v) for k, v in surroundings().items()}
+    said = sorted(f"{one.category.__name__}: {one.message}" for one in caught)
+    return bits, seen | {"warnings": repr(said)}
+
+
+def watch(name, out, words):
+    """Train a case as `python -m harness.watch` would."""
+    words = [str(out / f"{name}.record") if word == "RECORD" else word for word in words]
+    watcher = begin(parse(["--folder", str(out / name), *words, "train.py"]))
     handle = None
+    if name == "draws_a_number":
+        watcher.meet = lambda meet=watcher.meet: (torch.rand(1), meet())
     if name == "writes_a_bit":
 
         def write(optimizer, args, kwargs):
@@ -190,30 +170,66 @@ def run(name, out, watched):
             first.detach().view(torch.int32)[0, 0] ^= 1
 
         handle = register_optimizer_step_post_hook(write)
-    after = state(CASES[name]())
-    if handle:
-        handle.remove()
-    close(watcher, script_code=0, quiet=True)
-    summary = watcher.summary()
-    return after, {"failed": watcher.failed, "optimizers": summary, "found": bool(watcher.found)}
+    if name == "leaves_a_trace":
+
+        def trace(optimizer, args, kwargs):
+            optimizer.param_groups[0]["params"][0].watched = True
+            torch.set_grad_enabled(False)
+            torch.set_grad_enabled(True)
+            warnings.warn("watched", stacklevel=1)
+
+        handle = register_optimizer_step_post_hook(trace)
+    try:
+        bits, seen = train(name)
+    finally:
+        if handle:
+            handle.remove()
+        code = close(watcher, script_code=0, quiet=True)
+        del WATCHERS[os.getpid()]
+    saw = {
+        "code": code,
+        "failed": watcher.failed,
+        "notes": watcher.notes,
+        "optimizers": watcher.summary(),
+        "thread": watcher.stall._thread is not None,
+    }
+    return bits, seen, saw
+
+
+def differing(one, other):
+    return sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
+
+
+def compare(name, out):
+    began = time.process_time()
+    # The first run of a kind imports and warns as later ones do not.
+    warm, _ = train(name)
+    bare, seen = train(name)
+    compared = {"things": len(bare), "repeatable": warm == bare, "modes": {}}
+    for mode, words in MODES.items():
+        if name in (*CONTROLS, *SLOW) and mode != "watched":
+            continue
+        modules = set(sys.modules)
+        bits, now_seen, saw = watch(name, out / mode, words)
+        compared["modes"][mode] = saw | {
+            "different": differing(bare, bits),
+            "seen": differing(seen, now_seen),
+            "imported": sorted(set(sys.modules) - modules),
+        }
+        dist.barrier()
+    return compared | {"seconds": time.process_time() - began}
 
 
 def main():
     out = Path(sys.argv[1])
     torch.set_num_threads(1)
+    # The thread that looks for hangs sleeps longer than these cases take.
+    stall.TICK, stall.LOOK = 0.05, 0.0
+    examination.SECONDS = 0.0
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    results = {}
-    for name in CASES:
-        bare, _ = run(name, out, watched=False)
-        again, _ = run(name, out, watched=False)
-        after, saw = run(name, out, watched=True)
-        results[name] = saw | {
-            "things": len(bare),
-            "repeatable": bare == again,
-            "different": [key for key in bare if bare[key] != after.get(key)],
-            "same_names": bare.keys() == after.keys(),
-        }
-        dist.barrier()
+    results = {"imported": OF_THE_WATCHER, "cases": {}}
+    for name in sys.argv[2:] or [*CASES, *CONTROLS]:
+        results["cases"][name] = compare(name, out)
     (out / f"rank{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 
