@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ from harness.watch.outputs import Outputs
 from harness.watch.per_rank import RankTable, per_rank
 from harness.watch.stopping import calls_table, exit_code, has_stopped, symptom
 from harness.watch.watcher import Watcher, say
+
+BEGIN_S = 2.0
+"""Seconds in which a rank that this one has trained with must have begun to be watched."""
 
 
 def close(
@@ -89,6 +93,8 @@ def answer(
     ends = {rank: folder.read(folder.end(rank)) for rank in watcher.peers}
     missing = [rank for rank, end in ends.items() if end is None]
     elsewhere = watcher.whereabouts
+    if missing and not script_code and elsewhere is None and _never_began(watcher, missing):
+        return _not_all_watched(missing) if folder.claim("answered") else None
     if (missing and not script_code) or not folder.claim("answered"):
         if elsewhere is not None:
             elsewhere.serve()
@@ -111,6 +117,29 @@ def answer(
     if given.exit_code == NOTHING_FOUND and not missing and _is_temporary(folder):
         shutil.rmtree(folder.root, ignore_errors=True)
     return given
+
+
+def _never_began(watcher: Watcher, missing: Sequence[int]) -> bool:
+    """Say whether ranks that have not ended do not even run under the watcher, as nobody will."""
+    folder = watcher.folder
+    assert folder is not None
+    if not any(one["updates"] for one in watcher.summary()):
+        # Without an update this rank may have been over before the others began.
+        return False
+    deadline = time.monotonic() + BEGIN_S
+    while not any(folder.start(rank).exists() for rank in missing):
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _not_all_watched(strangers: Sequence[int]) -> Answer:
+    return Answer(
+        exit_code=NOT_OBSERVED,
+        first=f"could not observe: {ranks(strangers)} did not run under the watcher; start every "
+        "rank with `-m harness.watch`, or call `attach(model)` on every rank",
+    )
 
 
 def _is_temporary(folder: Folder) -> bool:
@@ -190,6 +219,9 @@ def _nothing_found(watcher: Watcher, ends: dict[int, Any], notes: list[str]) -> 
         return NOTHING_FOUND, "one process: there is no replica to compare"
     if watcher.peers == [watcher.rank]:
         return NOT_OBSERVED, "could not observe: no other rank could be compared with this one"
+    if len(ends) == 1 and watcher.peers == [watcher.rank]:
+        others = [rank for rank in range(watcher.world_size) if rank != watcher.rank]
+        return NOT_OBSERVED, _not_all_watched(others).first
     seen = [one for end in ends.values() for one in end["optimizers"]]
     failed = [f"rank {rank} stopped watching" for rank, end in ends.items() if end["failed"]]
     if not seen or failed:
@@ -234,7 +266,22 @@ def _first_found(watcher: Watcher) -> tuple[str, Divergence] | None:
     if not all_found:
         all_found = _left_over(watcher)
     # Of two views on the same difference, the one of more ranks.
-    return min(all_found, key=lambda one: (one[1].order, -len(one[1].ranks), one[0]), default=None)
+    first = min(all_found, key=lambda one: (one[1].order, -len(one[1].ranks), one[0]), default=None)
+    return first if first is None else _among_all(watcher, *first)
+
+
+def _among_all(watcher: Watcher, source: str, found: Divergence) -> tuple[str, Divergence]:
+    """Look again, with the ranks of other places, at what those of one place have found."""
+    words = source.split()
+    if watcher.whereabouts is not None and words[0] == "optimizer":
+        look = watcher.exchange_of(int(words[1])).look
+        place = int(found.order)
+        for index in (place, place + 1):
+            # What began with gradients shows in the parameters after them.
+            again = divergence(look, index)
+            if again and again.order == found.order and len(again.ranks) > len(found.ranks):
+                return source, again
+    return source, found
 
 
 def _left_over(watcher: Watcher) -> list[tuple[str, Divergence]]:

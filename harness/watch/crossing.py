@@ -138,6 +138,9 @@ class Crossing:
     def _put_up(self, key: str, index: int, mine: str) -> str:
         """Put up a digest unless there is one for this index; return the one that is there."""
         expected = self._last.get(key, "")
+        if expected and int(expected.split()[0]) > index:
+            # The others are ahead: a later digest must not make way for an earlier one.
+            expected = ""
         for _ in range(_AGAIN):
             there = self._board.swap(key, expected, mine)
             if there == expected:
