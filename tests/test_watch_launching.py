@@ -117,3 +117,15 @@ def test_a_restarted_run_is_watched_anew(tmp_path):
     said = [line for line in ended.stderr.splitlines() if line.startswith("crossrank:")]
     assert any("step 3: ranks 0 and 1 differ in gradient weight, 1 of 2" in line for line in said)
     assert not any("step 1:" in line for line in said)
+
+
+def test_a_rank_that_is_not_watched_is_said_to_be_so():
+    """Not silence and 0, as if the ranks had been compared."""
+    script = "tests/watched/classifier.py"
+    watch = 'test "$LOCAL_RANK" = 0 && set -- -m harness.watch'
+    start = f'{watch}; exec {sys.executable} "$@" {script}'
+    ended = torchrun("--no-python", "sh", "-c", start, ranks=2)
+    said = [line for line in ended.stderr.splitlines() if line.startswith("crossrank:")]
+    assert said == [one for one in said if "could not observe: rank 1 did not run under" in one]
+    assert len(said) == 1
+    assert "exitcode  : 22" in ended.stderr

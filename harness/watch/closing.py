@@ -94,6 +94,7 @@ def answer(
     missing = [rank for rank, end in ends.items() if end is None]
     elsewhere = watcher.whereabouts
     if missing and not script_code and elsewhere is None and _never_began(watcher, missing):
+        folder.claim("said")
         return _not_all_watched(missing) if folder.claim("answered") else None
     if (missing and not script_code) or not folder.claim("answered"):
         if elsewhere is not None:
@@ -219,9 +220,6 @@ def _nothing_found(watcher: Watcher, ends: dict[int, Any], notes: list[str]) -> 
         return NOTHING_FOUND, "one process: there is no replica to compare"
     if watcher.peers == [watcher.rank]:
         return NOT_OBSERVED, "could not observe: no other rank could be compared with this one"
-    if len(ends) == 1 and watcher.peers == [watcher.rank]:
-        others = [rank for rank in range(watcher.world_size) if rank != watcher.rank]
-        return NOT_OBSERVED, _not_all_watched(others).first
     seen = [one for end in ends.values() for one in end["optimizers"]]
     failed = [f"rank {rank} stopped watching" for rank, end in ends.items() if end["failed"]]
     if not seen or failed:
