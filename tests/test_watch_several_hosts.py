@@ -1,0 +1,134 @@
+"""Real ranks of several hosts: each has a temp directory of its own, and nothing else is shared."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+
+from tests.watching import ROOT, environment
+
+CLASSIFIER = "tests/watched/classifier.py"
+FORWARD = "        forward(torch.randn(4, 6, generator=generator)).square().mean().backward()"
+BY_SLURM = ROOT / "tests/watched/by_slurm.py"
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def together(commands):
+    """Run a command for each host at once; return exit code and stderr of each."""
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", *map(str, words)],
+            cwd=more.pop("cwd", ROOT),
+            env=environment() | more,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for words, more in commands
+    ]
+    try:
+        said = [one.communicate(timeout=100)[1] for one in running]
+    finally:
+        for one in running:
+            one.kill()
+    return [(one.returncode, text) for one, text in zip(running, said, strict=True)]
+
+
+def temporary(tmp_path, host):
+    folder = tmp_path / f"tmp{host}"
+    folder.mkdir()
+    return {"TMPDIR": str(folder)}
+
+
+def torchrun(tmp_path, *words, ranks=1, watch=()):
+    port = free_port()
+    return together(
+        (
+            [
+                *("-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={host}"),
+                *(f"--nproc-per-node={ranks}", "--master-addr=127.0.0.1"),
+                *(f"--master-port={port}", "-m", "harness.watch", *watch, CLASSIFIER, *words),
+            ],
+            temporary(tmp_path, host),
+        )
+        for host in range(2)
+    )
+
+
+def srun(tmp_path, *words, watch=()):
+    """Two tasks as srun starts them: dealt out in turn, so that counts do not tell who is where."""
+    port = free_port()
+    return together(
+        (
+            ["-m", "harness.watch", *watch, BY_SLURM, "--port", port, *words],
+            {
+                **(here := temporary(tmp_path, host)),
+                "cwd": here["TMPDIR"],
+                "SLURM_PROCID": str(host),
+                "SLURM_NTASKS": "2",
+                "SLURM_LOCALID": "0",
+            },
+        )
+        for host in range(2)
+    )
+
+
+def answers(ended):
+    return [
+        line
+        for _, said in ended
+        for line in said.splitlines()
+        if line.startswith("crossrank:") and "no longer" not in line
+    ]
+
+
+def test_a_bit_that_flips_on_another_host_is_traced_to_its_rank(tmp_path):
+    ended = torchrun(
+        tmp_path, "--fault", "bit", "--bad-rank", "3",
+        ranks=2, watch=["--json", tmp_path / "watch.json"],
+    )  # fmt: skip
+    answer = json.loads((tmp_path / "watch.json").read_text())
+    found = answer["divergence"]
+    assert (found["step"], found["ranks"]) == (3, [0, 1, 2, 3]), ended
+    assert found["differences"][0]["groups"] == [[0, 1, 2], [3]]
+    # The rule reads the journals of all ranks, of whatever host.
+    assert answer["diagnoses"][0]["cause"] == "out_of_band_write"
+    assert [code for code, _ in ended] == [1, 1], "torchrun makes 1 of every other code"
+    assert sum(said.count("exitcode  : 20") for _, said in ended) == 2
+    assert not any("were compared, those of this host" in said for _, said in ended)
+
+
+def test_hosts_that_agree_are_said_to_be_equal_once(tmp_path):
+    ended = torchrun(tmp_path)
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert answers(ended) == [
+        "crossrank: no divergence: 6 replicated parameters, 5 updates, 2 ranks"
+    ]
+    assert not list(tmp_path.glob("tmp*/crossrank-*/watch-*")), "temporary files were left behind"
+
+
+def test_tasks_of_srun_find_each_other_without_torchrun(tmp_path):
+    ended = srun(tmp_path)
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert answers(ended) == [
+        "crossrank: no divergence: 4 replicated parameters, 5 updates, 2 ranks"
+    ]
+
+
+def test_a_folder_that_hosts_do_not_share_is_said_to_be_none_and_a_fault_is_found(tmp_path):
+    # The same word on both hosts, and another folder on each.
+    ended = srun(tmp_path, "--bypass-from", "2", watch=["--folder", "watched"])
+    # Both hosts end with it: a launcher waits long for a host that ends otherwise.
+    assert [code for code, _ in ended] == [20, 20], ended
+    last = answers(ended)[-1]
+    assert "step 2: ranks 0 and 1 differ in gradient" in last
+    forward = BY_SLURM.read_text().splitlines().index(FORWARD) + 1
+    assert f"cause: ddp_forward_bypassed at {BY_SLURM}:{forward}" in last
+    assert "--folder watched is not one folder for all ranks" in "".join(said for _, said in ended)
