@@ -112,6 +112,22 @@ def test_epochs_that_repeat():
     assert train({"count": 2}, {"count": 2}) is None
 
 
+def test_parts_of_the_data_that_are_as_large_are_no_epochs():
+    def train(dataset, *contents):
+        passes = [
+            handed_out(number=n, dataset=n * dataset, content=[[i, c + i] for i in range(6)])
+            for n, c in enumerate(contents)
+        ]
+        return strength("set_epoch_missing", *passes)
+
+    # A data set for each part, of which none holds what another does.
+    assert train(1, 100, 200, 300) is None
+    assert train(1, 100, 200, 200) == PROVEN
+    # One data set: its samples may be augmented, or be others by now.
+    assert train(0, 100, 200) == LIKELY
+    assert train(0, 100, 100) == PROVEN
+
+
 def test_a_phase_that_repeats_an_epoch_on_purpose_is_told_of_epochs():
     epochs = [{"epoch": e, "order": e} for e in (0, 0, 1, 1)]
     assert strength("set_epoch_missing", *(handed_out(**e) for e in epochs)) is None
@@ -157,6 +173,9 @@ def test_all_samples_on_each_rank_in_an_order_of_its_own():
     assert train(content=lambda rank: [[i, 900 + i + 100 * rank] for i in range(6)]) is None
     assert train(batch_sizes=[8, 8]) is None
     assert train(count=20) is None
+    # As many draws as there are samples, with replacement.
+    assert train(indices=list(range(39)), every=1) == LIKELY
+    assert train(indices=list(range(12)), every=2) is None
 
 
 def test_samplers_with_seeds_of_their_own():
@@ -186,6 +205,24 @@ def test_other_samples_at_the_same_position():
     assert train(lambda rank: [[2 * i + rank, 900 + i % 3] for i in range(9)]) is None
 
 
+def test_a_data_set_that_is_reordered_between_passes():
+    def passes(*orders):
+        """Ranks take turns; `orders` say which samples lie at the positions of each pass."""
+        return [
+            handed_out(
+                number=number,
+                shuffle=False,
+                content=lambda rank, order=order: [
+                    [i, 900 + n] for i, n in enumerate(order) if i % RANKS == rank
+                ],
+            )
+            for number, order in enumerate(orders)
+        ]
+
+    cause = "order_differs_before_sampler"
+    assert strength(cause, *passes(range(12), [7, 4, 11, 0, 9, 2, 5, 10, 1, 8, 3, 6])) is None
+
+
 TRAINED = window(0)
 
 
@@ -207,16 +244,20 @@ def test_padding_counts_where_it_is_counted():
     assert evaluated(([9.0, 20.0], [18.0, 40.0]), total_size=40, count=20) is None
     # Left out by drop_last.
     assert evaluated(([9.0, 19.0], [18.0, 38.0]), total_size=38, count=19) == PROVEN
+    # Repeated samples were left out where they were counted.
+    assert evaluated(([9.0, 19.0], [18.0, 40.0])) is None
+    # A flag, which is no score.
+    assert evaluated(([0.0], [0.0])) == FACT
     # Not gone through to the end.
     assert evaluated(([9.0, 8.0], [18.0, 42.0]), count=8) is None
 
 
-def split(train, valid, **fields):
+def split(train, valid, began=5, **fields):
     part = {"part_of": 1, "whole_length": 40, **fields}
     return strength(
         "train_validation_overlap",
         handed_out(within=train, **part),
-        handed_out(within=valid, **(EVALUATED | part)),
+        handed_out(within=valid, began=began, **(EVALUATED | part)),
         window(0),
     )
 
@@ -224,6 +265,8 @@ def split(train, valid, **fields):
 def test_parts_that_overlap():
     assert split([1, 2, 3, 4], [4, 5, 6]) == PROVEN
     assert split([1, 2, 3], [4, 5, 6]) is None
+    # Chosen by its score, and trained on from then on.
+    assert split([1, 2, 3, 4], [4, 5, 6], began=0) is None
     # The score on what was trained on is wanted.
     assert split([1, 2, 3, 4], [2, 3]) is None
     # Each rank splits for itself.
@@ -301,6 +344,8 @@ def test_a_schedule_that_runs_ahead(passes, cause, other):
     windows = [window(update, backwards=passes) for update in range(4)]
     assert strength(cause, *windows, schedule(2, zero_from=5)) == PROVEN
     assert strength(cause, *windows, schedule(2, total=9)) == PROVEN
+    # A warm-up is over long before the run is.
+    assert strength(cause, *windows, schedule(2, total=9) | {"class": "LinearLR"}) == FACT
     # Written in as many steps.
     assert strength(cause, *windows, schedule(2, total=18)) == FACT
     assert strength(cause, *windows, schedule(1, zero_from=5)) is None
@@ -503,6 +548,16 @@ def test_a_mean_times_the_number_of_ranks(world):
     # Taken back by the learning rate.
     rate = {"kind": "rate", "optimizer": 0, "made_with": 0.1, "lr": 0.1 / world}
     assert scaled(cause, times, float(world), rate, world=world) == FACT
+
+
+@pytest.mark.parametrize(("count", "given"), [(16.0, FACT), (8.0, LIKELY)])
+def test_a_factor_of_a_loss_over_what_was_gathered_may_be_right(count, given):
+    """Scores are gathered for the log as well, and the loss is over a rank's own rows then."""
+    terms = [mean(count, 2.0, [("Mul", 2.0)])]
+    windows = [window(u, lambda _: terms, losses=[0.6], rows=[8]) for u in range(4)]
+    gathers = [{"kind": "gathered", "step": update, "at": "train.py:7"} for update in range(4)]
+    assert strength("loss_scaled_by_world", went_in(0), *windows, *gathers) == given
+    assert strength("loss_scaled_by_world", went_in(0), *windows) == LIKELY
 
 
 @pytest.mark.parametrize("world", [2, 3])

@@ -36,12 +36,19 @@ def set_epoch_missing(evidence: Evidence) -> Diagnosis | None:
             # The same optimizer: a second training in the same process begins with epoch 0 again.
             key = (*sorted(event["updates"]), event["length"], event["epoch"], event["order"])
             first = before.setdefault(key, event)
-            if first is not event:
+            if first is event:
+                continue
+            looked_at, equal = _meeting(first, event)
+            if looked_at and not equal and first["dataset"] != event["dataset"]:
+                # Another part of the data, which happens to be as large.
+                before[key] = event
+            else:
                 return Diagnosis(
-                    strength=Strength.PROVEN,
+                    # Augmentation, or a data set that has been filled anew.
+                    strength=Strength.LIKELY if looked_at and not equal else Strength.PROVEN,
                     because=(
                         f"passes {first['number']} and {event['number']} over the loader have the "
-                        f"same {event['count']} samples in the same order; DistributedSampler "
+                        f"same {event['count']} indices in the same order; DistributedSampler "
                         f"shuffles, and is at epoch {event['epoch']} in both",
                     ),
                     where=event["at"],
@@ -49,6 +56,13 @@ def set_epoch_missing(evidence: Evidence) -> Diagnosis | None:
                     explains=False,
                 )
     return None
+
+
+def _meeting(one: Event, other: Event) -> tuple[int, int]:
+    """Count the indices whose content was looked at in both passes, and those equal in both."""
+    mine, theirs = dict(one.get("content", ())), dict(other.get("content", ()))
+    common = mine.keys() & theirs.keys()
+    return len(common), sum(mine[index] == theirs[index] for index in common)
 
 
 @cause(
@@ -111,6 +125,10 @@ def _whole_on_each(evidence: Evidence, rows: int) -> Diagnosis | None:
         whole = event["length"] and event["count"] >= 0.9 * event["length"]
         # A batch that is larger than what the model gets is shared out in the loop.
         if not whole or event["length"] != first["length"] or event["batch_sizes"][1] != rows:
+            return None
+        # Drawn with replacement, as many draws as there are samples are no epoch.
+        distinct = len(event["indices"]) * event.get("every", 1)
+        if event["indices"] and distinct < 0.9 * event["count"]:
             return None
     equal, unequal = _contents(evidence, {r: [e] for r, e in loaders.items() if e is not None})
     if equal < 4 or unequal or first is None:
@@ -207,17 +225,18 @@ def _elsewhere(by_rank: dict[int, list[Event]]) -> tuple[int, int]:
     repeated = sum(len(places) > 1 for places in mine.values())
     count, distances = 0, set()
     for other in others:
-        for digest in mine.keys() & other.keys():
-            if not mine[digest] & other[digest]:
+        for place in mine.keys() & other.keys():
+            if not mine[place] & other[place]:
                 count += 1
-                distances.add(min(mine[digest]) - min(other[digest]))
+                distances.add(min(mine[place]) - min(other[place]))
     return (count if len(distances) > 2 else 0), repeated
 
 
-def _places(events: list[Event]) -> dict[int, set[int]]:
-    found: dict[int, set[int]] = defaultdict(set)
-    for event in events:
-        if event["class"] == events[0]["class"] and event["length"] == events[0]["length"]:
-            for index, digest in event.get("content", ()):
-                found[digest].add(index)
+def _places(events: list[Event]) -> dict[tuple[int, int], set[int]]:
+    """Return where each content is in each pass: between passes a data set may be reordered."""
+    like_first = [e for e in events if all(e[k] == events[0][k] for k in ("class", "length"))]
+    found: dict[tuple[int, int], set[int]] = defaultdict(set)
+    for number, event in enumerate(like_first):
+        for index, digest in event.get("content", ()):
+            found[number, digest].add(index)
     return found

@@ -47,7 +47,14 @@ def _counted(
     because = [
         f"DistributedSampler hands out {total} samples for the evaluation of {length}, {off}"
     ]
-    reduced = [e for e in evidence.events("reduced", rank) if e["step"] == step]
+    reduced = [
+        e
+        for e in evidence.events("reduced", rank)
+        if e["step"] == step and any([*e["mine"], *(e["all"] or ())])
+    ]
+    if any(length in (e["all"] or ()) for e in reduced):
+        # What was repeated has been left out, or what is missing was added.
+        return None
     gathered = any(e["step"] == step for e in evidence.events("gathered", rank))
     counted = next((e for e in reduced if total in (e["all"] or ())), None)
     strength = Strength.FACT
@@ -107,6 +114,9 @@ def _same_era(evidence: Evidence, train: Event, valid: Event) -> bool:
 
 def _overlap(train: Event, valid: Event, rank: int, other: int) -> Diagnosis | None:
     if train["part_of"] != valid["part_of"] or train["whole_length"] != valid["whole_length"]:
+        return None
+    # What is trained on later only, such as what was chosen by its score, is not known yet.
+    if train["began"] >= valid["began"]:
         return None
     # Without a sampler that shares positions out, each rank may have a data set of its own.
     if rank != other and not train.get("num_replicas"):

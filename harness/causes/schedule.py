@@ -27,7 +27,9 @@ def _ended_early(event: Event) -> str | None:
     updates, zero, total = event["updates"], event["zero_from"], event["total"]
     if zero is not None and updates - zero >= max(2, updates // 5):
         return f"the learning rate is 0 from update {zero} of {updates} on"
-    if isinstance(total, int) and event["steps"] > 1.2 * total:
+    # A warm-up ends as well, and the run goes on.
+    ends = event["class"] not in ("LinearLR", "ConstantLR")
+    if ends and isinstance(total, int) and event["steps"] > 1.2 * total:
         return f"the schedule ends after {total} steps, and was stepped {event['steps']} times"
     return None
 

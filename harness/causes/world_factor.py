@@ -61,6 +61,17 @@ def _shown_as_average(evidence: Evidence, window: Event) -> str | None:
     return None
 
 
+def _over_all_ranks(evidence: Evidence, window: Event) -> bool:
+    """Say whether the loss of an update may be over the rows of all ranks, gathered for it."""
+    rows = next(iter(window.get("rows", ())), 0)
+    counts = [main.count for main in counted_terms(window) if main.mean]
+    gathers = evidence.events("gathered", evidence.ranks[0])
+    return (
+        any(event["step"] == window["step"] for event in gathers)
+        and min(counts, default=0) >= evidence.world_size * rows
+    )
+
+
 def _scaled(evidence: Evidence, name: str, said: str) -> Diagnosis | None:
     found = _factors(evidence, name)
     if not found:
@@ -78,6 +89,12 @@ def _scaled(evidence: Evidence, name: str, said: str) -> Diagnosis | None:
         elif world == 2:
             # Halving a loss is common, whatever the number of ranks.
             strength = Strength.FACT
+    if all(_over_all_ranks(evidence, one) for one in found):
+        because.append(
+            "it is over rows gathered from all ranks: the factor is right if only a rank's own "
+            "rows have a gradient there"
+        )
+        strength = Strength.FACT
     wanted = float(world) if name == "Mul" else 1 / world
     rate = next(iter(evidence.events("rate")), None)
     if rate is not None and rate["made_with"] and rate["lr"]:
