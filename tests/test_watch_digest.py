@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.watch.digest import Digester
-from harness.watch.digest_plan import BLOCK, LARGE
+from harness.watch.digest_plan import BLOCK, FEW, LARGE, Plan
 from harness.watch.product import MANY, ROW, SUMS, random_bytes
 
 SIZES = [1, 2, 3, 7, 64, 511, 513, LARGE // 4 - 1, LARGE // 4, LARGE // 4 + 3, LARGE + 5]
@@ -206,3 +206,18 @@ def test_modes_of_the_program_do_not_see_it():
     assert flops.get_total_flops() == 0
     with torch.device("meta"):
         assert of(values) == expected
+
+
+@pytest.mark.parametrize(
+    "sizes", [[1], [0, 5, ROW, 3 * LARGE], [FEW // 4, 7], [9] * 40, [LARGE] * 9]
+)
+def test_adding_up_in_python_gives_the_same_numbers(sizes):
+    generator = torch.Generator().manual_seed(0)
+    tensors = [None, *(torch.randn(size, generator=generator) for size in sizes)]
+    plan = Plan(tensors, torch.device("cpu"))
+    numbers = plan.numbers(tensors)
+    assert len(set(numbers)) == len(tensors)
+    assert numbers == plan.digests(tensors).tolist()
+    # Together with others there are too many blocks to add up by hand.
+    crowd = [*tensors, *(torch.zeros(1) for _ in range(64))]
+    assert Plan(crowd, torch.device("cpu")).numbers(crowd)[: len(tensors)] == numbers

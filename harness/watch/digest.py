@@ -74,7 +74,7 @@ class Digester:
             dense = [None if t is None else _dense(t, sampled=sampled) for t in tensors]
             devices = list(dict.fromkeys([t.device for t in dense if t is not None])) or [_CPU]
             if devices == [_CPU] and "cpu" not in _DEFERRED:
-                return [*before, *self._plan(dense, _CPU).digests(dense).tolist()]
+                return [*before, *self._plan(dense, _CPU).numbers(dense)]
             if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
                 raise RuntimeError("the update is recorded as a CUDA graph")
             parts = []
