@@ -17,6 +17,7 @@ _WRAPPERS = {
     "OptimizedModule": "_orig_mod.",
     "FullyShardedDataParallel": "_fsdp_wrapped_module.",
 }
+_PLAIN = (torch.Tensor, nn.Parameter)
 _INNER = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 
 
@@ -170,5 +171,8 @@ def cohort_of(parameter: torch.Tensor, rank: int, *, sharded: bool) -> str:
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return the memory that this rank has of a tensor; DTensors give their local shard."""
+    if type(tensor) in _PLAIN:
+        # Asking a tensor for an attribute that it lacks takes longer than asking for its type.
+        return tensor
     part = getattr(tensor, "_local_tensor", None)
     return tensor if part is None else part

@@ -53,7 +53,12 @@ class Buffers:
                 )
 
         def after(called: nn.Module, *_: Any) -> None:
-            if called is own() and isinstance(called, DistributedDataParallel) and times < MOST:
+            if times >= MOST or called is not own():
+                return
+            # Whether a module without buffers has been given one is looked up now and then.
+            if not known and not self._context.window.is_sparse(self._context.updates):
+                return
+            if isinstance(called, DistributedDataParallel):
                 known[:] = [
                     (name, weakref.ref(buffer), buffer._version)
                     for name, buffer in called.module.named_buffers()
