@@ -600,6 +600,8 @@ def owned(**fields):
 def test_parameters_that_are_nobodys():
     orphans = {"orphans": 2, "some_orphans": [["2.weight", [4, 2]], ["2.bias", [2]]]}
     assert strength("stale_optimizer", owned(stray=2, **orphans)) == PROVEN
+    # Prompts, one for each task, in front of a model whose gradients nobody uses.
+    assert strength("stale_optimizer", owned(stray=2, free=1, **orphans)) is None
     # An unused parameter of the optimizer; a part that is left out of it.
     assert strength("stale_optimizer", owned(stray=2)) is None
     assert strength("stale_optimizer", owned(**orphans)) is None

@@ -21,6 +21,9 @@ def run(
     grads=None,
     params=None,
     sampled=(),
+    shape=(2,),
+    zero=(),
+    constant=(),
 ):
     """Digests of a healthy run, then what was asked for: {(step, name, rank): digest}."""
 
@@ -29,11 +32,12 @@ def run(
             Entry(
                 name=name,
                 kind=kind,
-                shape=(2,),
+                shape=shape,
                 dtype="float32",
                 wrapped=wrapped,
                 sampled=kind == "gradient" and name in sampled,
                 cohort=(cohorts or {}).get((name, rank), ""),
+                constant=name in (zero if kind == "gradient" else constant),
             )
             for name in NAMES
         )
@@ -128,6 +132,32 @@ def test_parts_are_not_replicas():
     broken = run(start=changes, grads=changes, params=changes | {(2, "a", 1): 8})
     found = first(broken)
     assert (found.step, [one.name for one in found.differences]) == (2, ["a"])
+
+
+def test_parts_below_a_layer_of_zeros_have_equal_gradients_once():
+    start = {(0, "b", r): r for r in range(3)}
+    weights = {(s, "b", r): 10 * s + r for s in range(3) for r in range(3)}
+    later = {(s, "b", r): 10 * s + r for s in (1, 2) for r in range(3)}
+    assert first(run(start=start, params=weights, grads=later, zero=["b"])) is None
+    # The second gradients are equal as well: replicas, with gradients that were averaged.
+    found = first(run(start=start, params=weights, zero=["b"]))
+    assert (found.step, found.phase, found.differences[0].name) == (0, START, "b")
+    # Equal and not zero in the first update: nothing has to be waited for.
+    assert first(run(start=start, params=weights, grads=later)).phase == START
+
+
+def test_parts_that_begin_with_zeros_are_parts_of_a_layer():
+    """The second matrix of two that are divided among ranks, next to a first one that is known."""
+    start = {(0, "a", r): r for r in range(3)}
+    parts = {(s, name, r): 10 * s + r for s in range(3) for name in "ab" for r in range(3)}
+
+    def train(**options):
+        return first(run(start=start, grads=parts, params=parts, **options))
+
+    assert train(constant=["b"], shape=(2, 2)) is None
+    # A bias, or a matrix that was drawn and is the same on all ranks, is a replica.
+    assert train(constant=["b"]).differences[0].name == "b"
+    assert train(shape=(2, 2)).differences[0].name == "b"
 
 
 def test_below_a_wrapper_unequal_starts_are_a_fault_whatever_the_gradients():

@@ -18,9 +18,11 @@ from harness.watch.instruments.bookkeeping import Bookkeeping
 from harness.watch.instruments.context import Context
 from harness.watch.instruments.loss_terms import terms
 from harness.watch.instruments.random_state import random_state
-from harness.watch.instruments.rows import Choice, batch_of, row_digests
+from harness.watch.instruments.rows import Choice, batch_of, row_digests, sample_digests
 from harness.watch.journal import Journal, read_journal
+from harness.watch.layout import GRADIENTS
 from harness.watch.modules import Modules
+from harness.watch.stream import Stream
 
 
 class Observed:
@@ -188,6 +190,15 @@ def test_a_batch_is_found_where_it_is():
     assert batch_of({"mask": None, "ids": [torch.tensor(3.0), rows]}) is rows
     assert batch_of([torch.zeros(4), rows], rows=5) is rows
     assert batch_of(["text", 3]) is None
+
+
+def test_samples_are_told_apart_by_all_that_belongs_to_them():
+    positions, tokens = torch.arange(6).expand(3, 6), torch.arange(18).view(3, 6)
+    digests = sample_digests([(positions, tokens), {"scale": torch.ones(1)}])
+    assert len(set(digests)) == 3
+    assert sample_digests([(positions, tokens + 1), {}]) != digests
+    assert sample_digests([(positions,), {}]) == row_digests(positions)
+    assert sample_digests([("text",), {}]) == []
 
 
 # Randomness.
@@ -391,6 +402,25 @@ def test_the_losses_of_an_update_are_in_its_window_with_their_scale(observed):
 # Ownership and checkpoints.
 
 
+def test_what_a_script_notes_in_a_parameter_group_is_no_setting():
+    _, optimizer = small()
+    optimizer.param_groups[0] |= {"local_loss": 0.25, "initial_lr": 0.1}
+    stream = Stream(optimizer, {}, 0)
+    assert stream.changed()
+    names = {e.name for e in stream.layout().phases[GRADIENTS] if e.kind == "setting"}
+    assert "param_groups[0]['momentum']" in names
+    assert not any("local_loss" in name for name in names)
+    # A note that changes is no other setting, and a rate that changes is.
+    assert not stream.changed()
+    lr = stream.before(sampled=False)
+    optimizer.param_groups[0]["local_loss"] = 0.5
+    stream.changed()
+    assert stream.before(sampled=False) == lr
+    optimizer.param_groups[0]["lr"] = 0.5
+    stream.changed()
+    assert stream.before(sampled=False) != lr
+
+
 def test_a_replaced_layer_is_nobodys_and_the_old_one_stays_with_the_optimizer(observed):
     net, optimizer = small()
     net[2] = nn.Linear(4, 2)
@@ -409,6 +439,16 @@ def test_parameters_of_another_optimizer_are_no_orphans(observed):
     observed.step(first)
     observed.step(second)
     assert observed.events("ownership") == []
+
+
+def test_tensors_that_are_trained_by_themselves_are_counted(observed):
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    prompts = [torch.zeros(3, requires_grad=True) for _ in range(3)]
+    optimizer = torch.optim.SGD(prompts, lr=0.1)
+    net(torch.ones(2, 3) + prompts[0]).sum().backward()
+    observed.step(optimizer)
+    (event,) = observed.events("ownership")
+    assert (event["stray"], event["free"], event["orphans"]) == (2, 1, 4)
 
 
 @pytest.mark.parametrize("tied", ["tied", "copied", "never"])
@@ -438,7 +478,21 @@ def test_statistics_that_move_are_seen_below_frozen_parameters_only(observed, mo
     assert moved == ([["0"]] if mode == "train" else [])
 
 
-@pytest.mark.parametrize("way", ["resumed", "left out", "another rate", "empty state"])
+def test_an_encoder_that_follows_another_one_is_not_frozen(observed):
+    net = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
+    net[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        net(torch.randn(4, 3)).sum().backward()
+        with torch.no_grad():
+            net[0].weight.lerp_(torch.full((3,), 2.0), 0.1)
+        observed.step(optimizer)
+    assert observed.events("frozen") == []
+
+
+@pytest.mark.parametrize(
+    "way", ["resumed", "left out", "another rate", "empty state", "another head"]
+)
 def test_a_state_is_left_out_where_it_would_fit(observed, tmp_path, way):
     net, _ = small()
     adam = torch.optim.Adam(net.parameters(), lr=0.01)
@@ -447,7 +501,9 @@ def test_a_state_is_left_out_where_it_would_fit(observed, tmp_path, way):
         adam.step()
     torch.save({"model": net.state_dict(), "optimizers": [adam.state_dict()]}, tmp_path / "c.pt")
     content = torch.load(tmp_path / "c.pt")
-    net.load_state_dict(content["model"])
+    if way == "another head":
+        del content["model"]["2.weight"]
+    net.load_state_dict(content["model"], strict=way != "another head")
     again = torch.optim.Adam(net.parameters(), lr=0.001 if way == "another rate" else 0.01)
     if way == "resumed":
         again.load_state_dict(content["optimizers"][0])

@@ -22,7 +22,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=lr)       # after it
 def stale_optimizer(evidence: Evidence) -> Diagnosis | None:
     """Recognise parameters with gradients in no optimizer, and an optimizer of others without."""
     for event in evidence.events("ownership"):
-        if event["stray"] and event["orphans"]:
+        if event["stray"] and event["orphans"] and not event.get("free"):
             names = ", ".join(name for name, _ in event["some_orphans"])
             return Diagnosis(
                 strength=Strength.PROVEN,

@@ -104,7 +104,7 @@ def divergence(look: Look, index: int) -> Divergence | None:
     if phase == START:
         due = [d for d in found if _wrapped(seen, d.name)]
         return _made(0, START, due, seen) if due else None
-    if index == index_of(0, GRADIENTS):
+    if index in (index_of(0, GRADIENTS), index_of(1, GRADIENTS)):
         began = _unequal_start(look)
         if began:
             return began
@@ -159,19 +159,34 @@ def rank_local(look: Look) -> set[str]:
     start, gradients = look(0), look(index_of(0, GRADIENTS))
     unequal = [d for d in differences(start) if d.kind == "parameter"]
     also = {d.name for d in differences(gradients) if d.kind == "gradient"}
-    also |= _without_gradient(gradients)
+    also |= _without_gradient(gradients) | _zero_until_later(look, gradients)
     local = {
         d.name for d in unequal if (d.structural or d.name in also) and not _wrapped(start, d.name)
     }
-    # The bias of an expert, or of a column of a layer, is zero on every rank to begin with.
+    # The bias of an expert, or of a column of a layer, is zero on every rank to begin with, and so
+    # may a whole part of a layer be.
     layers = {name.rpartition(".")[0] for name in local if "." in name}
     return local | {
         entry.name
         for entries, _ in start.values()
         for entry in entries
         if entry.constant and not entry.wrapped
-        if entry.name in also and entry.name.rpartition(".")[0] in layers
+        if entry.name in also
+        if entry.name.rpartition(".")[0] in layers or (local and len(entry.shape or ()) > 1)
     }
+
+
+def _zero_until_later(look: Look, gradients: Seen) -> set[str]:
+    """Return what has a gradient of zero on every rank, and may be a part or a replica.
+
+    Below a layer that begins with zeros all gradients are equal. The second ones tell.
+    """
+    entries = [e for entries, _ in gradients.values() for e in entries if e.kind == "gradient"]
+    zero = {e.name for e in entries} - {e.name for e in entries if not e.constant}
+    later = look(index_of(1, GRADIENTS)) if zero else {}
+    if zero and len(later) == len(gradients):
+        zero &= {d.name for d in differences(later)}
+    return zero
 
 
 def _without_gradient(seen: Seen) -> set[str]:

@@ -27,7 +27,6 @@ AVERAGING = ("PostLocalSGDOptimizer",)
 
 _BIAS = 1 << 16
 """Elements that a bias has at most."""
-_NO_SETTING = ("params", "param_names")
 
 
 class Stream:
@@ -42,6 +41,9 @@ class Stream:
         """Take stock of the parameters of an optimizer."""
         self._digest = Digester()
         self._groups = optimizer.param_groups
+        first = self._groups[0] if self._groups else {}
+        settings = getattr(optimizer, "defaults", None) or first
+        self._own = frozenset(map(str, settings)) - {"params", "param_names"}
         self._parameters: list[torch.Tensor] = []
         self._entries: list[Entry] = []
         self._settings: tuple[Any, ...] = ()
@@ -99,6 +101,7 @@ class Stream:
                 cohort=entry.cohort,
                 wrapped=entry.wrapped,
                 sampled=is_sampled(local_part(parameter)),
+                constant=_is_zero(parameter.grad),
             )
             for entry, parameter in zip(self._entries, self._parameters, strict=True)
         )
@@ -118,7 +121,7 @@ class Stream:
         if settings != self._settings:
             before = list(self._setting_entries)
             self._settings = settings
-            self._setting_entries, self._setting_digests = _settings(self._groups)
+            self._setting_entries, self._setting_digests = _settings(self._groups, self._own)
             return ids != self._ids or before != self._setting_entries
         return ids != self._ids
 
@@ -149,7 +152,7 @@ class Stream:
             _plain(value)
             for group in self._groups
             for key, value in group.items()
-            if key not in _NO_SETTING
+            if key in self._own
         )
 
     def _state_entries(
@@ -185,19 +188,30 @@ def _is_constant(tensor: torch.Tensor) -> bool:
         return bool((tensor == tensor.reshape(-1)[0]).all())
 
 
-def _settings(groups: list[dict[str, Any]]) -> tuple[list[Entry], list[int]]:
+def _is_zero(gradient: torch.Tensor | None) -> bool:
+    """Say whether nothing has reached a parameter, such as below a layer of zeros."""
+    if gradient is None or gradient.layout != torch.strided or gradient.is_meta:
+        return False
+    with torch.no_grad():
+        return not bool(local_part(gradient).any())
+
+
+def _settings(groups: list[dict[str, Any]], own: frozenset[str]) -> tuple[list[Entry], list[int]]:
+    """Return the settings that the optimizer's class has; what else a group holds is a note."""
     entries, digests = [], []
-    for group, key, value in _each_setting(groups):
+    for group, key, value in _each_setting(groups, own):
         digest, shown = _bits(value)
         entries.append(Entry(name=f"param_groups[{group}]['{key}']", kind="setting", values=shown))
         digests.append(digest)
     return entries, digests
 
 
-def _each_setting(groups: list[dict[str, Any]]) -> Iterator[tuple[int, str, Any]]:
+def _each_setting(
+    groups: list[dict[str, Any]], own: frozenset[str]
+) -> Iterator[tuple[int, str, Any]]:
     for index, group in enumerate(groups):
         for key, value in group.items():
-            if key in _NO_SETTING:
+            if key not in own:
                 continue
             if isinstance(value, tuple | list):
                 for place, part in enumerate(value):

@@ -65,8 +65,9 @@ class Checkpoints:
         if len(self._restored) < MOST:
             self._restored.append(weakref.ref(optimizer))
 
-    def _module_loaded(self, _: Any, module: Any, *__: Any, **___: Any) -> None:
-        if self._saved:
+    def _module_loaded(self, result: Any, module: Any, *__: Any, **___: Any) -> None:
+        # What gets a part of the weights only begins something new, as with a head of its own.
+        if self._saved and not getattr(result, "missing_keys", ()):
             self._modules += 1
             self._at = call_site()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ class Frozen:
     def __init__(self, context: Context) -> None:
         """Look from the first update on."""
         self._context = context
-        self._before: dict[str, float] = {}
+        self._before: dict[str, tuple[float, ...]] = {}
         self._said = False
 
     def close(self) -> None:
@@ -30,20 +31,25 @@ class Frozen:
         if self._said:
             return
         updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        now: dict[str, float] = {}
+        now: dict[str, tuple[float, ...]] = {}
         for root in self._context.modules.roots():
             if any(id(p) in updated for p in root.parameters()):
                 now |= _frozen(root)
-        moved = [name for name, value in now.items() if self._before.get(name, value) != value]
+        moved = []
+        for name, (statistics, weights) in now.items():
+            before = self._before.get(name, (statistics, weights))
+            # What follows another module, as an average of its weights does, is not frozen.
+            if before[0] != statistics and before[1] == weights:
+                moved.append(name)
         self._before |= now
         if moved:
             self._said = True
             self._context.journal.write("frozen", moved=moved[:4], count=len(moved))
 
 
-def _frozen(root: nn.Module) -> dict[str, float]:
-    """Return a number for the statistics of each layer that is frozen and in training mode."""
-    found: dict[str, float] = {}
+def _frozen(root: nn.Module) -> dict[str, tuple[float, ...]]:
+    """Return numbers for statistics and weights of each frozen layer in training mode."""
+    found: dict[str, tuple[float, ...]] = {}
     for name, module in root.named_modules():
         own: dict[str, Any] = module._parameters
         mean = module._buffers.get("running_mean")
@@ -52,6 +58,13 @@ def _frozen(root: nn.Module) -> dict[str, float]:
         weights = [p for p in own.values() if p is not None]
         if weights and not any(p.requires_grad for p in weights):
             spread = module._buffers.get("running_var")
-            both = torch.stack([t.double().sum() for t in (mean, spread) if t is not None])
-            found[name.removeprefix("module.")] = float(both.sum())
+            held = [[t for t in (mean, spread) if t is not None], weights]
+            # One copy to the host.
+            sums = torch.stack([_sum_of(tensors) for tensors in held]).tolist()
+            found[name.removeprefix("module.")] = tuple(sums)
     return found
+
+
+def _sum_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return a number that changes when one of them does."""
+    return torch.stack([tensor.detach().double().sum() for tensor in tensors]).sum()

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from harness.watch.instruments.context import Context
 from harness.watch.instruments.forward import ForwardHook, in_training
 from harness.watch.instruments.random_state import random_state
-from harness.watch.instruments.rows import batch_of, row_digests
+from harness.watch.instruments.rows import batch_of, sample_digests
 
 MOST = 32
 """Modules that are looked at."""
@@ -72,7 +72,8 @@ class Inputs:
             pending = {"module": name, "update": update, **_parallel(called)}
             batch = batch_of([args, kwargs])
             if batch is not None:
-                pending |= {"rows": row_digests(batch), "count": batch.shape[0]}
+                rows = sample_digests([args, kwargs])
+                pending |= {"rows": rows, "count": batch.shape[0]}
             pending |= {"random": sorted(_random_parts(called)), "before": random_state()}
 
         def after(called: nn.Module, *_: Any) -> None:

@@ -48,6 +48,8 @@ class Ownership:
         inside = {id(p): n for m in trained for n, p in m.named_parameters()}
         # Without a gradient and in no module that trains.
         stray = [p for p in mine if p.grad is None and id(p) not in inside]
+        # Trained by itself: prompts, images, and the like are in no module either.
+        free = sum(p.grad is not None and id(p) not in inside for p in mine)
         orphans = {
             id(p): (inside[id(p)], list(p.shape))
             for m in trained
@@ -62,6 +64,7 @@ class Ownership:
                 update=update,
                 held=len(mine),
                 stray=len(stray),
+                free=free,
                 orphans=len(orphans),
                 some_orphans=list(orphans.values())[:_SHOWN],
                 broken_ties=ties[:_SHOWN],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,14 +22,32 @@ def batch_of(values: Any, rows: int | None = None) -> torch.Tensor | None:
         values: the arguments of a forward pass, or what a loader yields.
         rows: how many it has to have, if that is known.
     """
+    return next(batches_of(values, rows), None)
+
+
+def batches_of(values: Any, rows: int | None = None) -> Iterator[torch.Tensor]:
+    """Yield all tensors that have rows, from nested lists and dicts."""
     if type(values) is torch.Tensor:
         fits = values.dim() > 0 and values.numel() > 0 and values.layout == torch.strided
-        return values if fits and rows in (None, values.shape[0]) else None
-    if isinstance(values, dict):
-        values = values.values()
-    elif not isinstance(values, list | tuple):
-        return None
-    return next((t for v in values if (t := batch_of(v, rows)) is not None), None)
+        if fits and rows in (None, values.shape[0]):
+            yield values
+    elif isinstance(values, dict | list | tuple):
+        for value in values.values() if isinstance(values, dict) else values:
+            yield from batches_of(value, rows)
+
+
+def sample_digests(values: Any) -> list[int]:
+    """Return 48 bits for each sample: the rows of all tensors that have as many as the first.
+
+    Samples may well begin with what they have in common, such as positions or a mask.
+    """
+    first = batch_of(values)
+    if first is None:
+        return []
+    digests = [row_digests(batch) for batch in batches_of(values, first.shape[0])]
+    if len(digests) == 1:
+        return digests[0]
+    return [_digest(repr(row).encode()) for row in zip(*digests, strict=True)]
 
 
 def row_digests(batch: torch.Tensor, chosen: Sequence[int] | None = None) -> list[int]:
