@@ -239,7 +239,9 @@ class Bridge:
         return self._rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
     def _at_end(self, act: Callable[[Board], None]) -> None:
-        if self._store is None or self.failed or self.places is None or self.is_alone:
+        if self._store is None or self.failed or self.places is None:
+            return
+        if self.is_alone and not self.spans_hosts:
             return
         store = self._store
 
@@ -264,6 +266,12 @@ class Bridge:
     def is_alone(self) -> bool:
         """Whether all ranks of the run share this folder."""
         return self.places is not None and len(self.places.ranks) == 1
+
+    @property
+    def spans_hosts(self) -> bool:
+        """Whether ranks of several hosts share this folder."""
+        places = self.places
+        return places is not None and len({places.hosts[r] for r in places.of(self._rank)}) > 1
 
     def _release(self, *_: Any, **__: Any) -> None:
         self._store = None

@@ -57,7 +57,8 @@ def close(
         return script_code
     if not quiet or given.exit_code:
         say("\n".join([*given.lines(), *(f"  note     {one}" for one in failed)]))
-    if given.kept is not None and watcher.folder is not None:
+    if watcher.folder is not None and watcher.folder.root.exists():
+        # Also where nothing was found: the witness would take the run for one that was cut short.
         watcher.folder.claim("said")
     return script_code or given.exit_code
 

@@ -98,8 +98,8 @@ class Whereabouts:
             self._bridge.tell(code)
 
     def answered(self) -> int:
-        """Return the exit code of the place that answers, if it is another one, else 0."""
-        if self._bridge is None or not self._handed_over:
+        """Return the exit code of the answer, if another host gives it, else 0."""
+        if self._bridge is None or not (self._handed_over or self._bridge.spans_hosts):
             return 0
         return self._bridge.answered() or 0
 
