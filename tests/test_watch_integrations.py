@@ -12,8 +12,6 @@ import pytest
 
 from tests.watching import ROOT, environment, rank_files, torchrun
 
-pytestmark = pytest.mark.xdist_group("integrations")
-
 CASES = {
     "lightning": ("edit", "data", "lr"),
     "transformers": ("edit", "data", "bypass", "dropout"),
