@@ -22,7 +22,7 @@ from harness.watch.instruments.rows import Choice, batch_of, row_digests, sample
 from harness.watch.journal import Journal, read_journal
 from harness.watch.layout import GRADIENTS
 from harness.watch.modules import Modules
-from harness.watch.stream import Stream
+from harness.watch.stream import Stream as OptimizerStream
 
 
 class Observed:
@@ -405,7 +405,7 @@ def test_the_losses_of_an_update_are_in_its_window_with_their_scale(observed):
 def test_what_a_script_notes_in_a_parameter_group_is_no_setting():
     _, optimizer = small()
     optimizer.param_groups[0] |= {"local_loss": 0.25, "initial_lr": 0.1}
-    stream = Stream(optimizer, {}, 0)
+    stream = OptimizerStream(optimizer, {}, 0)
     assert stream.changed()
     names = {e.name for e in stream.layout().phases[GRADIENTS] if e.kind == "setting"}
     assert "param_groups[0]['momentum']" in names
