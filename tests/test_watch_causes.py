@@ -632,13 +632,14 @@ def test_running_statistics_of_an_average(average):
     assert bool(proven(given)) is average
 
 
-def written(module=0, number=2):
+def written(module=0, number=2, overwritten=MEAN):
     return {
         "kind": "buffers_written",
         "step": number,
         "module": module,
         "update": number,
         "buffers": list(MEAN),
+        "overwritten": list(overwritten),
     }
 
 
@@ -651,6 +652,16 @@ def test_a_buffer_that_rank_0_has_not_written_is_overwritten():
     assert found(evidence(lambda rank: events(rank, sync=False))) == set()
     assert found(evidence(lambda rank: events(rank, writers=(0,)))) == set()
     assert found(evidence(lambda rank: events(rank, writers=RANKS))) == set()
+
+
+def test_a_buffer_that_holds_what_rank_0_has_is_not_overwritten():
+    def events(rank, *lost):
+        own = [written(overwritten=MEAN if rank in lost else ())] if rank else []
+        return [wrap(), wrapper(sync_buffers=True), *own]
+
+    assert found(evidence(events)) == set()
+    (given,) = diagnose(evidence(lambda rank: events(rank, 2)))
+    assert (given.cause, given.ranks) == ("buffer_broadcast", (2,))
 
 
 # Nothing, and the catalogue as a whole.

@@ -118,16 +118,20 @@ def buffer_broadcast(evidence: Evidence) -> Diagnosis | None:
         source = group.get("ranks", evidence.ranks)[0]
         if source in by_rank or source not in evidence.ranks:
             continue
-        first = next(iter(by_rank.values()))
+        # Whoever sends values around by hand may write what rank 0 has already.
+        lost = {r: names for r, e in by_rank.items() if (names := e["overwritten"])}
+        if not lost:
+            continue
+        names = next(iter(lost.values()))
         return Diagnosis(
             strength=Strength.PROVEN,
             because=(
-                f"{listed(first['buffers'])} was written between two forward passes, not on rank "
+                f"{listed(names)} was written between two forward passes, not on rank "
                 f"{source}, whose buffers the next one sends to all",
             ),
             step=update,
-            ranks=tuple(by_rank),
-            tensor=first["buffers"][0],
+            ranks=tuple(lost),
+            tensor=names[0],
             explains=False,
         )
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -28,6 +29,31 @@ class Buffers:
         for handle in self._handles:
             handle.remove()
 
+    def _overwritten(self, inner: Any, number: int, written: list[tuple[str, Any]]) -> None:
+        """Note what was written, and what is another value when the module inside is called.
+
+        Between the two the wrapper has sent rank 0's buffers around.
+        """
+        held = [
+            (name, buffer, buffer.detach().clone())
+            for name, buffer in written
+            if buffer is not None
+        ]
+
+        def inside(*_: Any) -> None:
+            handle.remove()
+            self._context.journal.write(
+                "buffers_written",
+                module=number,
+                update=self._context.updates,
+                buffers=[name for name, _ in written],
+                overwritten=[name for name, now, was in held if not torch.equal(now, was)],
+            )
+
+        safely = self._context.safely
+        handle = inner.register_forward_pre_hook(ForwardHook(safely("buffers", inside)))
+        self._handles.append(handle)
+
     def wrapped(self, module: DistributedDataParallel, number: int) -> None:
         """Look at the buffers of a wrapper before and after its forward passes."""
         own = weakref.ref(module)
@@ -38,19 +64,15 @@ class Buffers:
             nonlocal times
             if called is not own() or times >= MOST:
                 return
+            # One that is gone has made place for another.
             written = [
-                name
+                (name, buffer)
                 for name, reference, version in known
-                if (buffer := reference()) is not None and buffer._version != version
+                if (buffer := reference()) is None or buffer._version != version
             ]
             if written:
                 times += 1
-                self._context.journal.write(
-                    "buffers_written",
-                    module=number,
-                    update=self._context.updates,
-                    buffers=written[:MOST],
-                )
+                self._overwritten(called.module, number, written[:MOST])
 
         def after(called: nn.Module, *_: Any) -> None:
             if times >= MOST or called is not own():
