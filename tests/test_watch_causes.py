@@ -386,6 +386,19 @@ def test_nobody_averages_where_no_gradient_is_equal_in_the_first_update():
     assert found(late) == set()
     odd = evidence(BARE, parted(groups=ONE_ODD))
     assert found(odd) == set()
+    # Weights are averaged every few updates instead.
+    averaged = {
+        "kind": "weights_reduced",
+        "step": 4,
+        "optimizer": 0,
+        "update": 4,
+        "names": [NAMES[0]],
+    }
+    (given,) = diagnose(evidence([*BARE, averaged], parted()))
+    assert (given.cause, given.strength) == ("gradients_never_averaged", Strength.FACT)
+    assert only(
+        evidence([*BARE, averaged | {"optimizer": 1}], parted()), "gradients_never_averaged"
+    )
 
 
 def test_ranks_that_agree_as_their_groups_do_are_reduced_over_groups():

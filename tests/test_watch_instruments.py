@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Su
 
 from harness.causes.loss_terms import main_term
 from harness.watch.instruments.bookkeeping import Bookkeeping
+from harness.watch.instruments.by_hand import ByHand
 from harness.watch.instruments.context import Context
 from harness.watch.instruments.loss_terms import terms
 from harness.watch.instruments.random_state import random_state
@@ -510,6 +511,26 @@ def test_a_state_is_left_out_where_it_would_fit(observed, tmp_path, way):
     observed.step(again)
     assert len(observed.events("resumed")) == (way == "resumed")
     assert len(observed.events("not_resumed")) == (way == "left out")
+
+
+def test_weights_that_the_script_reduces_are_told_from_gradients(observed):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    by_hand = ByHand(observed.context)
+    net, _ = small()
+    net(torch.ones(2, 3)).sum().backward()
+    held = list(net.named_parameters())
+    try:
+        for update in range(4):
+            dist.all_reduce(net[0].weight.grad)
+            if update == 2:
+                dist.all_reduce(net[2].bias.data)
+            by_hand.before_update(0, update, held)
+    finally:
+        by_hand.close()
+        dist.destroy_process_group()
+    (weights,) = observed.events("weights_reduced")
+    assert (weights["update"], weights["names"]) == (2, ["2.bias"])
+    assert [e["names"] for e in observed.events("reduced_by_hand")] == [["0.weight"]]
 
 
 def test_small_reductions_are_seen_with_what_went_in_and_what_came_out(observed):

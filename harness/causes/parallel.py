@@ -140,6 +140,18 @@ def gradients_never_averaged(evidence: Evidence) -> Diagnosis | None:
     unequal = bare[0]
     if len(unequal.names) < unequal.compared:
         return None
+    averaged = [
+        e for e in evidence.events("weights_reduced") if e["optimizer"] == evidence.optimizer
+    ]
+    if averaged:
+        return Diagnosis(
+            strength=Strength.FACT,
+            because=(
+                "no wrapper holds any parameter of this optimizer, and the script reduces the "
+                f"weights themselves before update {averaged[0]['update']}: between such averages "
+                "replicas may differ on purpose, and `--unequal` takes their names",
+            ),
+        )
     return Diagnosis(
         strength=Strength.LIKELY,
         because=(

@@ -1,4 +1,4 @@
-"""Gradients that the script reduces itself, one by one: which, and in which order."""
+"""What the script reduces itself, one by one: gradients, in which order; and weights."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from harness.watch.instruments.patches import Patches
 
 MOST = 256
 """Reductions between two updates that are remembered."""
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class ByHand:
@@ -22,6 +23,9 @@ class ByHand:
         """Put functions around torch's own."""
         self._context = context
         self._reduced: list[weakref.ref[torch.Tensor]] = []
+        self._places: set[int] = set()
+        self._averaged: set[int] = set()
+        """Optimizers whose weights have been reduced."""
         self._names: dict[int, list[str]] = {}
         self._patches = Patches()
         asked = context.safely("gradients reduced by hand", self._asked)
@@ -36,6 +40,7 @@ class ByHand:
         """Note in which order gradients were reduced, where it is not that of the update before."""
         if not self._reduced:
             return
+        self._weights(number, update, held)
         names = {id(p.grad): name for name, p in held if p.grad is not None}
         alive = [tensor for reference in self._reduced if (tensor := reference()) is not None]
         self._reduced.clear()
@@ -46,6 +51,20 @@ class ByHand:
                 "reduced_by_hand", optimizer=number, update=update, names=order
             )
 
+    def _weights(self, number: int, update: int, held: list[tuple[str, torch.Tensor]]) -> None:
+        """Note once that weights were reduced; `parameter.data` is another tensor each time."""
+        places, self._places = self._places, set()
+        if number in self._averaged:
+            return
+        names = [name for name, p in held if type(p) in _PLAIN and p.data_ptr() in places]
+        if names:
+            self._averaged.add(number)
+            self._context.journal.write(
+                "weights_reduced", optimizer=number, update=update, names=names[:MOST]
+            )
+
     def _asked(self, tensor: Any = None, *_: Any, **__: Any) -> None:
         if isinstance(tensor, torch.Tensor) and len(self._reduced) < MOST:
             self._reduced.append(weakref.ref(tensor))
+            if type(tensor) in _PLAIN and tensor.layout == torch.strided and tensor.numel():
+                self._places.add(tensor.data_ptr())
