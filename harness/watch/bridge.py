@@ -205,6 +205,22 @@ class Bridge:
         lay_out(self._folder, [one for one in found if one is not None])
         return True
 
+    def limits(self) -> list[str]:
+        """Return sentences on what was not compared between places."""
+        said = []
+        for stream, one in self._progress.items():
+            if one.skipped:
+                said.append(
+                    f"{self._sources[stream]}: {one.skipped} of {one.due} comparisons between "
+                    "hosts were left out, as the store was too slow for them"
+                )
+            if one.over and not self._folder.found_across.exists():
+                said.append(
+                    f"{self._sources[stream]}: no longer compared between hosts, whose replicas "
+                    "differ again and again in what is no fault"
+                )
+        return said
+
     def tell(self, code: int) -> None:
         """Tell the places that have ended before with which exit code the answer ends."""
 

@@ -160,6 +160,11 @@ class Watcher:
         if self.recorder is not None:
             self.recorder.begin(rank, world_size)
 
+    @property
+    def compares_evaluations(self) -> bool:
+        """Whether a module was evaluated on this rank, and compared then."""
+        return bool(self._exchanges)
+
     def narrow(self, peers: Sequence[int]) -> None:
         """Take these for the ranks that share the folder, and compare again what they wrote."""
         self.peers = list(peers)

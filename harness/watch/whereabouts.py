@@ -35,6 +35,7 @@ class Whereabouts:
         self._chosen = chosen
         self._settled = False
         self._handed_over = False
+        self._remarks: list[str] = []
         self._failed: str | None = None
         self._bridge: Bridge | None = None
         default_store = getattr(torch.distributed.distributed_c10d, "_get_default_store", None)
@@ -85,11 +86,21 @@ class Whereabouts:
             watcher.peers = sorted({*here, *watcher.peers})
         self._handed_over = given is False
         if given is None:
+            alone = len(watcher.peers) == 1
             watcher.note(
-                f"{_named(watcher.peers)} of {watcher.world_size} were compared, those of this "
-                f"host, and causes were judged from them ({self.why_not or 'others are not known'})"
-                "; type --folder with a folder that all hosts share to compare all"
+                f"{_named(watcher.peers)} of {watcher.world_size} {'was' if alone else 'were'} "
+                f"compared with {'no other' if alone else 'each other only'}, and causes were "
+                f"judged from this host ({self.why_not or 'others are not known'}); type --folder "
+                "with a folder that all hosts share to compare all"
             )
+        over_store = "; compared over the store of the run, after each update" if given else ""
+        for remark in self._remarks:
+            watcher.note(remark + over_store)
+        if given and self._bridge is not None and not self._bridge.is_alone:
+            if watcher.compares_evaluations:
+                watcher.note("buffers at evaluations were compared among ranks of each host only")
+            for limit in self._bridge.limits():
+                watcher.note(limit)
         return given is not False
 
     def tell(self, code: int) -> None:
@@ -126,15 +137,13 @@ class Whereabouts:
             watcher.narrow(peers)
         if places is None or len(places.ranks) == 1:
             return
-        over_store = "compared over the store of the run, after each update"
         if self._chosen is not None:
-            watcher.note(f"--folder {self._chosen} is not one folder for all ranks; {over_store}")
+            self._remarks.append(f"--folder {self._chosen} is not one folder for all ranks")
         apart = places.apart()
         if apart:
             groups = " | ".join(", ".join(map(str, group)) for group in apart)
-            watcher.note(
+            self._remarks.append(
                 f"ranks of one host have temp directories of their own, as in containers: {groups}"
-                f"; {over_store}"
             )
 
 
