@@ -310,6 +310,17 @@ def test_of_two_ranks_the_one_that_did_otherwise_than_before_is_the_odd_one():
     assert next(iter(diagnose(given))).ranks == (0,)
 
 
+def test_numbers_of_passes_that_are_each_ranks_own_explain_nothing():
+    """Rank 1 always has two micro-batches, and agreed until another rank's gradient was changed."""
+
+    def events(rank):
+        own = 2 if rank == 1 else 1
+        return [*SYNCHRONISED, *(passes(own, backwards=own, number=n) for n in (0, 1))]
+
+    given = evidence(events, parted(groups=((1, 2), (0,)), step=1))
+    assert only(given, "gradient_changed_on_one_rank")
+
+
 def test_of_two_ranks_that_never_did_alike_none_is_the_odd_one():
     def events(rank):
         return [*SYNCHRONISED, passes(1 + rank, backwards=1 + rank)]

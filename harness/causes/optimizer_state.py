@@ -185,7 +185,8 @@ def out_of_band_write(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         strength=Strength.LIKELY,
         because=(
-            "gradients and settings of this update were equal, and so were the weights before",
+            "gradients and settings of this update were equal, and so were the weights before; "
+            "whether the optimizer's state was is not known",
         ),
         ranks=tuple(sorted(odd)),
     )

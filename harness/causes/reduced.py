@@ -19,6 +19,7 @@ from harness.causes.wrapping import (
     unfrozen_after_wrap,
 )
 from harness.watch.evidence import Evidence
+from harness.watch.journal import Event
 
 
 @cause(
@@ -118,14 +119,21 @@ def update_skipped_on_one_rank(evidence: Evidence) -> Diagnosis | None:
     unequal = unequal_gradients(evidence)
     if unequal is None:
         return None
-    counts = {r: (w.get("forwards", 0), w.get("backwards", 0)) for r, w in unequal.windows.items()}
+    counts = {rank: _passes(window) for rank, window in unequal.windows.items()}
+    earlier = {
+        rank: _passes(window)
+        for rank in evidence.ranks
+        if unequal.step and (window := evidence.update(rank, unequal.optimizer, unequal.step - 1))
+    }
+    if len(set(earlier.values())) > 1:
+        # Ranks have micro-batches of their own number, and agreed all the same.
+        return None
     most = Counter(counts.values()).most_common(2)
     if len(most) < 2 or (most[0][1] == most[1][1] and len(counts) > 2):
         return None
     usual = most[0][0]
     if len(counts) == 2:
-        before = evidence.update(evidence.ranks[0], unequal.optimizer, unequal.step - 1) or {}
-        usual = before.get("forwards", 0), before.get("backwards", 0)
+        usual = earlier.get(evidence.ranks[0], (0, 0))
     odd = [rank for rank, count in counts.items() if count != usual]
     if not odd or len(odd) == len(counts):
         return None
@@ -139,6 +147,10 @@ def update_skipped_on_one_rank(evidence: Evidence) -> Diagnosis | None:
         where=last_of(unequal.windows[odd[0]], "backward_at"),
         ranks=tuple(odd),
     )
+
+
+def _passes(window: Event) -> tuple[int, int]:
+    return window.get("forwards", 0), window.get("backwards", 0)
 
 
 _BEFORE_BACKWARD_IS_OVER = (
