@@ -44,6 +44,12 @@ class Instruments:
             Loads(context),
             Scaling(context),
         ]
+        safely = context.safely
+        # Made once: they are called at every update.
+        self._describe_wrappers = safely("wrappers", self._wrappers.before_update)
+        self._parameters_before = safely("parameters", self._parameters.before_update)
+        self._parameters_after = safely("parameters", self._parameters.after_update)
+        self._reduced_by_hand = safely("gradients reduced by hand", self._by_hand.before_update)
 
     def close(self) -> None:
         """Remove every hook."""
@@ -74,22 +80,20 @@ class Instruments:
     def before_update(self, number: int, optimizer: torch.optim.Optimizer, update: int) -> None:
         """Note that an optimizer is about to make an update."""
         self._bookkeeping.before_update(number, optimizer, update)
-        safely = self._context.safely
-        safely("wrappers", self._wrappers.before_update)()
+        self._describe_wrappers()
         self._look(number, update)
 
     def _look(self, number: int, update: int) -> None:
-        safely, held = self._context.safely, self._parameters.alive(number)
+        held = self._parameters.alive(number)
         if held:
-            safely("parameters", self._parameters.before_update)(number, update, held)
-            safely("gradients reduced by hand", self._by_hand.before_update)(number, update, held)
+            self._parameters_before(number, update, held)
+            self._reduced_by_hand(number, update, held)
 
     def after_update(self, number: int, optimizer: torch.optim.Optimizer, update: int) -> None:
         """Note that it has made it, and close the window between two updates."""
         self._backward.after_update(number, optimizer)
         self._bookkeeping.after_update(number)
-        safely = self._context.safely
-        safely("parameters", self._parameters.after_update)(number, optimizer, update)
+        self._parameters_after(number, optimizer, update)
         window = self._context.window.take(number, update)
         if window is not None:
             self._context.journal.write("update", optimizer=number, update=update, **window)

@@ -40,6 +40,8 @@ class LastCall:
         """Put functions around torch's own; nothing is written until there is a file."""
         self._page: mmap.mmap | None = None
         self._count = 0
+        self._said: tuple[int, str, str | None] | None = None
+        """What is written there, if it is a call that brings nothing."""
         self._patches = Patches()
         places = dict.fromkeys(_FIRST, 0) | dict.fromkeys(_SECOND, 1) | dict.fromkeys(_NONE, -1)
         for name, place in places.items():
@@ -76,6 +78,12 @@ class LastCall:
             brings = args[place] if 0 <= place < len(args) else None
             if place >= 0 and brings is None:
                 brings = next((kwargs[key] for key in _BRINGS if key in kwargs), None)
+            at = call_site()
+            said = (self._count, name, at) if brings is None else None
+            # Between two collectives the same backward pass comes again and again.
+            if said is not None and said == self._said:
+                return
+            self._said = said
             several = brings if isinstance(brings, list | tuple) else [brings]
             tensors = [one for one in several if isinstance(one, torch.Tensor)]
             text = json.dumps(
@@ -85,7 +93,7 @@ class LastCall:
                     "shapes": [list(one.shape) for one in tensors[:4]],
                     "elements": sum(one.numel() for one in tensors),
                     "dtype": str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
-                    "at": call_site(),
+                    "at": at,
                 }
             )
             written = text.encode()[: SIZE - 1] + b"\n"
