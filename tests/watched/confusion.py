@@ -1,6 +1,6 @@
 """The confusion matrix: true cause by diagnosed cause, over all arms and programs.
 
-python -m tests.watched.confusion [--ranks 3] [--only NAME ...] [--out FILE]
+python -m tests.watched.confusion [--ranks 3] [--seeds 0 1 ...] [--only NAME ...] [--out FILE]
 
 Writes it as Markdown, the order of rows and columns depending on nothing but the names.
 """
@@ -142,6 +142,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the matrix, and what is wrong in it case by case."""
     parser = argparse.ArgumentParser(prog="tests.watched.confusion", description=__doc__)
     parser.add_argument("--ranks", type=int, default=RANKS)
+    parser.add_argument(
+        "--seeds", type=int, nargs="*", default=(), help="run whole programs with these seeds only"
+    )
     parser.add_argument("--only", nargs="*", default=(), help="beginnings of names")
     parser.add_argument("--out", type=Path, help="write the Markdown there")
     options = parser.parse_args(argv)
@@ -150,6 +153,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, truth in truths().items()
         if not options.only or name.startswith(tuple(options.only))
     }
+    if options.seeds:
+        true = {
+            f"{name} --seed {seed}": truth
+            for name, truth in true.items()
+            if name.startswith("programs/")
+            for seed in options.seeds
+        }
     with tempfile.TemporaryDirectory() as folder:
         outcomes = watch(Path(folder), true, options.ranks)
     text = markdown(outcomes)
