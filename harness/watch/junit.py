@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
+from harness.report.wording import printable
 from harness.watch.answer import Answer
 from harness.watch.exit_codes import NOT_OBSERVED, NOTHING_FOUND
 
-_ILLEGAL = {code: None for code in range(32) if chr(code) not in "\t\n\r"}
-"""Characters that XML cannot hold, whatever a script puts into its exception."""
-
 
 def junit(answer: Answer) -> str:
-    """Return one test suite with one test case; what could not be observed is an error."""
+    """Return one test suite with one test case; what could not be observed is an error.
+
+    Characters that XML cannot hold are written as text, whatever a script calls its tensors.
+    """
     failed = answer.exit_code not in (NOTHING_FOUND, NOT_OBSERVED)
     unobserved = answer.exit_code == NOT_OBSERVED
     suite = ElementTree.Element(
@@ -23,14 +24,14 @@ def junit(answer: Answer) -> str:
         errors=str(int(unobserved)),
     )
     case = ElementTree.SubElement(suite, "testcase", classname="harness.watch", name="replicas")
-    text = "\n".join(answer.lines()).translate(_ILLEGAL)
+    text = "\n".join(map(printable, answer.lines()))
     if failed or unobserved:
         kind = answer.diagnoses[0].cause if answer.diagnoses else "unknown"
         problem = ElementTree.SubElement(
             case,
             "failure" if failed else "error",
             type=kind,
-            message=answer.headline.translate(_ILLEGAL),
+            message=printable(answer.headline),
         )
         problem.text = text
     else:

@@ -7,7 +7,7 @@ from pathlib import Path
 import harness.report
 from harness.causes import Cause, Diagnosis, Strength, catalogue
 from harness.report.markup import section, table, text
-from harness.watch.answer import Answer, evidence
+from harness.watch.answer import Answer, evidence, ranks
 from harness.watch.damage import Damage
 from harness.watch.exit_codes import FAULT_FOUND, NOT_OBSERVED, NOTHING_FOUND, STOPPED
 
@@ -101,7 +101,7 @@ def page(answer: Answer) -> str:
 def _diagnosis(number: int, diagnosis: Diagnosis) -> str:
     cause: Cause = catalogue()[diagnosis.cause]
     where = f" at <code>{text(diagnosis.where)}</code>" if diagnosis.where else ""
-    ranks = f", ranks {', '.join(map(str, diagnosis.ranks))}" if diagnosis.ranks else ""
+    who = f", {ranks(diagnosis.ranks)}" if diagnosis.ranks else ""
     because = "".join(f"<li>{text(sentence)}</li>" for sentence in diagnosis.because)
     parts = [f'<ul class="because">{because}</ul>']
     if diagnosis.strength > Strength.FACT:
@@ -112,12 +112,12 @@ def _diagnosis(number: int, diagnosis: Diagnosis) -> str:
         ]
         if cause.reported:
             parts.append(f'<p class="note">Reported: {text(", ".join(cause.reported))}</p>')
-    title = f"{_TITLES[diagnosis.strength]}: {text(diagnosis.cause)}{text(ranks)}{where}"
+    title = f"{_TITLES[diagnosis.strength]}: {text(diagnosis.cause)}{text(who)}{where}"
     return section(f"cause{number}", title, "".join(parts))
 
 
 def _damage(damage: Damage, bad: int) -> list[str]:
-    ranks = {f"rank {rank}": marks for rank, marks in damage.ranks.items()}
+    rows = {f"rank {rank}": marks for rank, marks in damage.ranks.items()}
     hurt = [n for n, marks in damage.tensors.items() if set("".join(marks)) & set("gp")]
     sound = [n for n in damage.tensors if n not in hurt]
     kept = set(hurt[:_MOST_TENSORS] + sound[: max(0, _MOST_TENSORS - len(hurt))])
@@ -134,7 +134,7 @@ def _damage(damage: Damage, bad: int) -> list[str]:
             "timeline",
             "Ranks over updates",
             '<p class="lead">A filled cell: the rank is outside of the majority after that '
-            "update, or there is no majority.</p>" + _grid(ranks, damage.steps, bad),
+            "update, or there is no majority.</p>" + _grid(rows, damage.steps, bad),
         ),
         section(
             "tensors",
