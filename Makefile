@@ -100,7 +100,7 @@ doctor: $(READY)
 	$(RUN) only "" launch.doctor
 
 test: $(READY)
-	$(RUN) only 'args*' pytest -n auto --maxprocesses 4 --dist loadgroup
+	$(RUN) only 'args*' pytest -n auto --maxprocesses 4 --dist loadscope
 
 test-gpu: $(READY)
 	$(RUN) only 'args*' pytest -m gpu
