@@ -126,7 +126,7 @@ format: $(READY)
 
 wheel: $(READY)
 	@$(VENV_PYTHON) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
-	@$(VENV_PYTHON) -m pytest tests/test_wheel.py
+	@$(VENV_PYTHON) -m pytest tests/test_wheel.py tests/test_wheel_watch.py
 	@ls dist/*.whl
 
 # In two parts: an installation that is ended in the middle leaves packages that cannot be imported.
