@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from datetime import timedelta
 
@@ -19,11 +20,16 @@ from harness.watch.folder import Folder
 from harness.watch.layout import GRADIENTS, PARAMETERS, START, Entry, Layout, index_of
 
 STREAM = "optimizer0"
+PATIENCE = timedelta(seconds=5)
 
 
 @pytest.fixture
 def store():
-    made = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=5), wait_for_workers=False)
+    made = None
+    while made is None:
+        # A connection that is never answered happens, to the server's own as well.
+        with contextlib.suppress(RuntimeError):
+            made = dist.TCPStore("127.0.0.1", 0, None, True, PATIENCE, wait_for_workers=False)
     yield made
     del made
 

@@ -100,7 +100,8 @@ def watch(stranger, word):
 def test_a_right_script_is_watched_with_torch_alone(stranger):
     ended, answer = watch(stranger, "right")
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == "[]\n[]\n"
+    # The ranks share a stream, and a line and its end may be parted by the other's.
+    assert sorted(ended.stdout) == sorted("[]\n[]\n")
     assert answer["headline"] == "no divergence: 2 replicated parameters, 5 updates, 2 ranks"
     assert not any("stopped watching" in note for note in answer["notes"]), answer["notes"]
 

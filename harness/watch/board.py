@@ -7,6 +7,7 @@ does not answer any more blocks whoever asks it, so only the thread of the bridg
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,14 @@ _ABSENT = "?"
 """Not a value of ours: a store returns what was expected where there is nothing."""
 PATIENCE = timedelta(seconds=5)
 """For the connection of the clone, which has a socket of its own."""
+
+
+def _connected(clone: Callable[[], Any]) -> Any:
+    """Connect, and once more if it fails: now and then a connection is never answered."""
+    try:
+        return clone()
+    except RuntimeError:
+        return clone()
 
 
 class Board:
@@ -31,7 +40,7 @@ class Board:
         self._prefix = f"crossrank/watch/{name}/"
         clone = getattr(store, "clone", None)
         # Before torch 2.7 there is none: then our calls take turns with those of the program.
-        self._store: Any = store if clone is None else clone()
+        self._store: Any = store if clone is None else _connected(clone)
         if clone is not None:
             self._store.set_timeout(PATIENCE)
 

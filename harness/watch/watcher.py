@@ -157,8 +157,6 @@ class Watcher:
         # The ranks of one torchrun have one parent, and its temp directory.
         if here != tuple(everyone) or (world_size > 1 and "TORCHELASTIC_RUN_ID" not in os.environ):
             self.whereabouts = Whereabouts(self, here, self._chosen)
-        if self.recorder is not None:
-            self.recorder.begin(rank, world_size)
 
     @property
     def compares_evaluations(self) -> bool:
@@ -262,6 +260,8 @@ class Watcher:
             one is not None for one in (*args[1:2], (kwargs or {}).get("closure"))
         )
         self.instruments.before_update(observed.number, optimizer, observed.updates)
+        if self.recorder is not None:
+            self.recorder.begin(self.rank, self.world_size)
         if self.recorder is not None and not observed.closure:
             self.recorder.before_update(observed.number, optimizer, observed.updates)
         if self.auditor is not None and self.folder is not None:

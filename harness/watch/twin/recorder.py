@@ -34,7 +34,7 @@ class Recorder:
         self._names: dict[int, list[str]] = {}
 
     def begin(self, rank: int, world_size: int) -> None:
-        """Open the file of a rank, once it is known which one this is."""
+        """Open the file of a rank, once it is known which one this is; then do nothing more."""
         if self._file is None:
             path = self._folder / f"rank{rank}.projections.jsonl"
             self._file = path.open("w", encoding="utf-8", buffering=1)
