@@ -129,3 +129,14 @@ def test_a_rank_that_is_not_watched_is_said_to_be_so():
     assert said == [one for one in said if "could not observe: rank 1 did not run under" in one]
     assert len(said) == 1
     assert "exitcode  : 22" in ended.stderr
+
+
+def test_a_run_of_one_process_is_answered_whatever_the_one_before_it_left(tmp_path):
+    (tmp_path / "raises.py").write_text("import torch\nraise ValueError('kept')\n")
+    (tmp_path / "well.py").write_text("import torch\nprint('well')\n")
+    # Both have the same parent, which is this process.
+    assert run("-m", "harness.watch", tmp_path / "raises.py").returncode == 1
+    ended = run("-m", "harness.watch", tmp_path / "well.py")
+    assert ended.stdout == "well\n"
+    assert "crossrank: one process" in ended.stderr
+    assert run("-m", "harness.watch", tmp_path / "raises.py").returncode == 1

@@ -142,7 +142,10 @@ class Watcher:
         if initialised:
             rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         self.rank, self.world_size = rank, world_size
-        self.folder = meeting_place(self._chosen, self._token() if initialised else None)
+        alone = not initialised and "RANK" not in os.environ
+        # Whoever has nobody to meet takes no place where an earlier run of the same shell has been.
+        token = self._token() if initialised else _myself() if alone else None
+        self.folder = meeting_place(self._chosen, token)
         here = ranks_here(os.environ, rank, world_size)
         everyone = list(range(world_size))
         self.peers = everyone if self._chosen or here is None else list(here)
@@ -417,6 +420,11 @@ class Watcher:
         return Answer(
             exit_code=FAULT_FOUND, first="", divergence=found, diagnoses=tuple(diagnose(evidence))
         ).headline
+
+
+def _myself() -> str:
+    """Return a word that no other process has, nor has had."""
+    return f"process {os.getpid()} {process_began(os.getpid())}"
 
 
 def say(text: str) -> None:
