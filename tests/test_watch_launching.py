@@ -111,11 +111,17 @@ def test_a_restarted_run_is_watched_anew(tmp_path):
             """
         )
     )
-    ended = torchrun(
-        "--max-restarts=1", "-m", "harness.watch", tmp_path / "train.py", ranks=2
-    )  # fmt: skip
+    for _ in range(5):
+        ended = torchrun(
+            "--max-restarts=1", "-m", "harness.watch", tmp_path / "train.py", ranks=2
+        )  # fmt: skip
+        # After a restart gloo at times calls at the addresses of the ranks that are gone: the
+        # script alone then ends the same way.
+        if "connectFullMesh" not in ended.stderr:
+            break
     said = [line for line in ended.stderr.splitlines() if line.startswith("crossrank:")]
-    assert any("step 3: ranks 0 and 1 differ in gradient weight, 1 of 2" in line for line in said)
+    found = "step 3: ranks 0 and 1 differ in gradient weight, 1 of 2"
+    assert any(found in line for line in said), ended.stderr
     assert not any("step 1:" in line for line in said)
 
 
