@@ -236,7 +236,8 @@ def calls(words, *, first=1, group="0", members=(), waits=False):
                 operation={"r": "all_reduce", "b": "broadcast", "w": "barrier"}[operation],
                 shapes=((int(size or 4),),),
                 dtypes=("float32",),
-                via=(Frame("train.py", int(at), "main"),),
+                # Line 0 stands for a thread of the backend, where no line is known.
+                via=(Frame("train.py", int(at), "main"),) if int(at) else (),
                 time=float(number),
             )
         )
@@ -279,6 +280,13 @@ def test_the_first_call_that_does_not_fit(sides, kind, number, odd, count):
 )
 def test_calls_that_fit(sides):
     assert unpaired(*sides) is None
+
+
+def test_calls_whose_line_is_not_known_on_one_rank_are_the_same_calls():
+    assert unpaired("b@1 r@2x9 r@2x7 b@1 r@2x9", "b@1 r@2x9 r@0x7 b@1 r@2x9") is None
+    assert unpaired("b@1 r@2x9 r@2x9 b@1", "b@1 r@0x9 r@2x9 b@1") is None
+    # Another size is another call, known line or not.
+    assert unpaired("b@1 r@2x9 b@1", "b@1 r@0x8 b@1").kind == "parted"
 
 
 def test_what_the_recorder_has_overwritten_is_not_missing():

@@ -266,7 +266,16 @@ def _laid_side_by_side(
 
 def _equal(base: Sequence[Call], other: Sequence[Call]) -> bool:
     pairs = zip(base, other, strict=False)
-    return len(base) == len(other) and all(a.key == b.key for a, b in pairs)
+    return len(base) == len(other) and all(_alike(a, b) for a, b in pairs)
+
+
+def _alike(a: Call, b: Call) -> bool:
+    """Say whether two calls are the same one, as far as their lines are known.
+
+    What a communication hook sends after a first answer is called in a thread of the backend on
+    one rank, where no line is known, and at once on another.
+    """
+    return a.key == b.key or (a.signature == b.signature and not (a.via and b.via))
 
 
 def _compare(base: Sequence[Call], other: Sequence[Call]) -> _Difference | None:
@@ -276,7 +285,7 @@ def _compare(base: Sequence[Call], other: Sequence[Call]) -> _Difference | None:
     common = min(len(base), len(other))
     for index in range(common):
         a, b = base[index].key, other[index].key
-        if a == b or (a, b) in roles:
+        if _alike(base[index], other[index]) or (a, b) in roles:
             continue
         found = _swap(base, other, index, roles) or _shift(base, other, index, roles)
         if found is not None:
@@ -315,7 +324,7 @@ def _go_on_alike(base: Sequence[Call], other: Sequence[Call], roles: set[tuple[A
     if not base or not other:
         return False
     pairs = zip(base, other, strict=False)
-    return all(a.key == b.key or (a.key, b.key) in roles for a, b in pairs)
+    return all(_alike(a, b) or (a.key, b.key) in roles for a, b in pairs)
 
 
 def _swap(
