@@ -23,7 +23,7 @@ from harness.watch.pairing import (
     Frame,
     first_unpaired,
 )
-from harness.watch.reading import loop_around, loops_left, rank_guard, same_branching
+from harness.watch.reading import loops_left, loops_of, rank_guard, same_branching
 from harness.watch.stopping import is_stuck
 from tests.watching import ROOT, environment, torchrun
 
@@ -356,7 +356,7 @@ def test_the_source_says_which_loop_was_left_and_how(tmp_path):
     assert (inner.line, inner.left_by, inner.counted, inner.continued_by) == (2, None, False, 3)
     assert [loop.line for loop in loops_left(str(path), inside=5, outside=7)] == [2]
     assert loops_left(str(path), inside=7, outside=9) == []
-    assert loop_around(str(path), 12) is None
+    assert loops_of(str(path), 12) == []
     assert rank_guard(str(path), 7) == "rank == 0"
     assert rank_guard(str(path), 5) is None
     assert same_branching(str(path), 7, 9)
@@ -366,5 +366,5 @@ def test_the_source_says_which_loop_was_left_and_how(tmp_path):
 def test_source_that_cannot_be_read_says_nothing(tmp_path):
     (tmp_path / "broken.py").write_text("def (:")
     for path in (tmp_path / "broken.py", tmp_path / "missing.py", Path("<stdin>")):
-        assert loop_around(str(path), 1) is None
+        assert loops_of(str(path), 1) == []
         assert rank_guard(str(path), 1) is None

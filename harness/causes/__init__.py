@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 
@@ -11,6 +12,7 @@ from harness.watch.evidence import Evidence
 __all__ = ["Cause", "Diagnosis", "Strength", "catalogue", "diagnose"]
 
 
+@functools.cache
 def catalogue() -> dict[str, Cause]:
     """Return all causes by name."""
     for module in pkgutil.iter_modules(__path__):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from harness.watch.evidence import Evidence
@@ -69,7 +69,7 @@ class Cause:
         found = self.rule(evidence)
         if found is None:
             return None
-        return Diagnosis(**(vars(found) | {"cause": self.name}))
+        return replace(found, cause=self.name)
 
 
 _CATALOGUE: dict[str, Cause] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.causes.across import averages
 from harness.watch.evidence import Evidence
 from harness.watch.journal import Event
 
@@ -44,9 +45,8 @@ def counted_terms(window: Event, place: int = 0) -> list[Main]:
 def averaged_by_torch(evidence: Evidence) -> bool:
     """Say whether torch averages the gradients over all ranks, and nobody put in a hook."""
     wraps = list(evidence.events("inputs"))
-    group = set(range(evidence.world_size))
     return (
         evidence.world_size > 1
         and bool(wraps)
-        and all(set(e.get("averages", ())) == group and not e.get("hooks") for e in wraps)
+        and all(averages(e, evidence) and not e.get("hooks") for e in wraps)
     )

@@ -8,6 +8,31 @@ from harness.watch.evidence import Evidence
 from harness.watch.journal import Event
 
 
+def _without_hook(
+    evidence: Evidence, was: str, because: str, *, all_of_them: bool = False
+) -> Diagnosis | None:
+    """Recognise unequal gradients of parameters that were something else to the wrapper.
+
+    Args:
+        evidence: what is known of the run.
+        was: what they were when the wrapper was made: absent, frozen or ignored.
+        because: a sentence with a place for their names.
+        all_of_them: nothing is concluded where other gradients differ as well.
+    """
+    unequal = unequal_gradients(evidence)
+    if unequal is None:
+        return None
+    names = [one.name for one in unequal.owned if one.was == was]
+    if not names or (all_of_them and len(names) < len(unequal.names)):
+        return None
+    return Diagnosis(
+        strength=Strength.PROVEN,
+        because=(because.format(listed(names)),),
+        where=unequal.wrapped_at(names[0]),
+        tensor=names[0],
+    )
+
+
 @cause(
     family="synchronisation",
     sees="One layer differs between ranks, all others agree; often a new head or a resized "
@@ -25,16 +50,7 @@ optimizer = SGD(model.parameters(), lr=0.1)
 )
 def params_replaced(evidence: Evidence) -> Diagnosis | None:
     """Recognise parameters that are below a wrapper and were not when it was made."""
-    unequal = unequal_gradients(evidence)
-    new = [] if unequal is None else [one.name for one in unequal.owned if one.was == "absent"]
-    if not new or unequal is None:
-        return None
-    return Diagnosis(
-        strength=Strength.PROVEN,
-        because=(f"not there when the model was wrapped: {listed(new)}",),
-        where=unequal.wrapped_at(new[0]),
-        tensor=new[0],
-    )
+    return _without_hook(evidence, "absent", "not there when the model was wrapped: {}")
 
 
 @cause(
@@ -56,16 +72,8 @@ model = DistributedDataParallel(net)   # again: the first wrapper ignores the ba
 )
 def unfrozen_after_wrap(evidence: Evidence) -> Diagnosis | None:
     """Recognise parameters that did not require a gradient when they were wrapped."""
-    unequal = unequal_gradients(evidence)
-    thawed = [] if unequal is None else [one.name for one in unequal.owned if one.was == "frozen"]
-    if not thawed or unequal is None:
-        return None
-    return Diagnosis(
-        strength=Strength.PROVEN,
-        because=(f"requires_grad was False when the model was wrapped: {listed(thawed)}",),
-        where=unequal.wrapped_at(thawed[0]),
-        tensor=thawed[0],
-    )
+    said = "requires_grad was False when the model was wrapped: {}"
+    return _without_hook(evidence, "frozen", said)
 
 
 @cause(
@@ -82,16 +90,8 @@ for parameter in ignored:              # after backward, before the update
 )
 def params_ignored(evidence: Evidence) -> Diagnosis | None:
     """Recognise parameters that the wrapper was told to leave out."""
-    unequal = unequal_gradients(evidence)
-    left = [] if unequal is None else [one.name for one in unequal.owned if one.was == "ignored"]
-    if not left or unequal is None or len(left) < len(unequal.names):
-        return None
-    return Diagnosis(
-        strength=Strength.PROVEN,
-        because=(f"the wrapper was told to ignore {listed(left)}",),
-        where=unequal.wrapped_at(left[0]),
-        tensor=left[0],
-    )
+    said = "the wrapper was told to ignore {}"
+    return _without_hook(evidence, "ignored", said, all_of_them=True)
 
 
 @cause(

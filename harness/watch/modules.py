@@ -169,6 +169,11 @@ def cohort_of(parameter: torch.Tensor, rank: int, *, sharded: bool) -> str:
     return ""
 
 
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return the parameters of an optimizer, group by group."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return the memory that this rank has of a tensor; DTensors give their local shard."""
     if type(tensor) in _PLAIN:

@@ -27,12 +27,6 @@ class Loop:
     """Line of the condition under which the rest of the body is skipped."""
 
 
-def loop_around(path: str, line: int) -> Loop | None:
-    """Return the innermost loop around a line, or None if there is none, or no source."""
-    loops = _loops(path, line)
-    return _described(path, loops[-1]) if loops else None
-
-
 def loops_left(path: str, inside: int, outside: int) -> list[Loop]:
     """Return loops around one line that another one behind them is not in, the outermost first."""
     return [

@@ -38,7 +38,7 @@ from harness.watch.instruments import Instruments
 from harness.watch.instruments.context import Context
 from harness.watch.journal import Journal
 from harness.watch.layout import EVALUATION, GRADIENTS, PARAMETERS, index_of
-from harness.watch.modules import Modules
+from harness.watch.modules import Modules, parameters_of
 from harness.watch.pending import Pending
 from harness.watch.ring import KEPT
 from harness.watch.stall import Stall
@@ -265,8 +265,8 @@ class Watcher:
         self.instruments.before_update(observed.number, optimizer, observed.updates)
         if self.recorder is not None:
             self.recorder.begin(self.rank, self.world_size)
-        if self.recorder is not None and not observed.closure:
-            self.recorder.before_update(observed.number, optimizer, observed.updates)
+            if not observed.closure:
+                self.recorder.before_update(observed.number, optimizer, observed.updates)
         if self.auditor is not None and self.folder is not None:
             self.auditor.before_update(
                 observed.number,
@@ -285,7 +285,7 @@ class Watcher:
             self.note(f"{observed.kind}: replicas differ on purpose between averages; not compared")
             return
         if observed.stream is None or observed.stream.changed():
-            held = (p for group in optimizer.param_groups for p in group["params"])
+            held = parameters_of(optimizer)
             known = {
                 key: replace(one, sharded=True) if self._is_unequal(one.name) else one
                 for key, one in self.modules.known(held).items()

@@ -17,6 +17,7 @@ from harness.watch.audit.recorder import NAME, Recorder
 from harness.watch.audit.replay import Name
 from harness.watch.folder import Folder
 from harness.watch.instruments.context import Context
+from harness.watch.modules import parameters_of
 
 _SHARDED = ("_fsdp_flattened", "placements")
 """Attributes of parts; those of FSDP1 are of the type of any other parameter."""
@@ -85,7 +86,7 @@ class Auditor:
         world_size: int,
     ) -> None:
         began = time.perf_counter()
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        held = set(map(id, parameters_of(optimizer)))
         listened = len(self._recorder.holders)
         known = self._known(held)
         self._holders[number] = known
@@ -178,7 +179,7 @@ class Auditor:
         found = []
         if not known:
             found.append("the parameters of the optimizer are in no module that is known")
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        parameters = parameters_of(optimizer)
         if type(optimizer).__name__ in _AVERAGING:
             found.append("replicas differ on purpose between averages")
         if any(hasattr(p, mark) for p in parameters for mark in _SHARDED):

@@ -10,6 +10,7 @@ import torch
 from harness.watch.instruments.call_site import call_site
 from harness.watch.instruments.context import ALL_OF, Context
 from harness.watch.instruments.patches import Patches
+from harness.watch.modules import parameters_of
 
 
 class _Gradient:
@@ -69,7 +70,7 @@ class Backward:
         """Remember the gradients that an update was made from."""
         known = self._gradients.get(number)
         if known is None or (parameter := known.parameter()) is None or parameter.grad is None:
-            held = (p for group in optimizer.param_groups for p in group["params"])
+            held = parameters_of(optimizer)
             first = next((p for p in held if p.grad is not None), None)
             if first is None:
                 return
@@ -90,7 +91,7 @@ class Backward:
             gradient.before_backward = state
         if self._context.updates < ALL_OF:
             window.add("backward_at", call_site())
-        loss = _scalar(tensors)
+        loss = loss_of(tensors)
         if loss is not None and (
             loss.device.type == "cpu" or window.is_sparse(self._context.updates)
         ):
@@ -111,7 +112,8 @@ class Backward:
             gradient.look()
 
 
-def _scalar(tensors: Any) -> torch.Tensor | None:
+def loss_of(tensors: Any) -> torch.Tensor | None:
+    """Return the one number that backward starts from, if that is what it was given."""
     if isinstance(tensors, list | tuple):
         tensors = tensors[0] if len(tensors) == 1 else None
     if isinstance(tensors, torch.Tensor) and tensors.numel() == 1:

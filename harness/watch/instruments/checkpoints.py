@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from harness.watch.instruments.call_site import call_site
 from harness.watch.instruments.context import Context
 from harness.watch.instruments.patches import Patches
+from harness.watch.modules import parameters_of
 
 MOST = 16
 _DEPTH = 3
@@ -42,13 +43,13 @@ class Checkpoints:
         if update or not self._saved or not self._modules:
             return
         restored = [one for reference in self._restored if (one := reference()) is not None]
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        held = set(map(id, parameters_of(optimizer)))
         event: dict[str, Any] = {"optimizer": number, "class": type(optimizer).__name__}
         if any(one is optimizer for one in restored):
             self._context.journal.write("resumed", **event)
             return
         for one in restored:
-            if any(id(p) in held for group in one.param_groups for p in group["params"]):
+            if any(id(p) in held for p in parameters_of(one)):
                 event["loaded_into_another"] = type(one).__name__
         mine = _about(optimizer.state_dict())
         fits = [one for one in self._saved if one["settings"] == mine["settings"]]

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from harness.watch.instruments.call_site import call_site
 from harness.watch.instruments.context import ALL_OF, Context
 from harness.watch.instruments.patches import Patches
+from harness.watch.modules import parameters_of
 
 MOST = 8
 """Clips between two updates that are written down."""
@@ -109,7 +110,7 @@ class Clipping:
 
 def _norm(optimizer: Optimizer) -> dict[str, Any]:
     """Return the norm of the gradients that an update is made from, and how they are laid out."""
-    held = [p for group in optimizer.param_groups for p in group["params"]]
+    held = parameters_of(optimizer)
     gradients = [p.grad for p in held if p.grad is not None]
     sharded = any(getattr(p, "device_mesh", None) is not None for p in held)
     flat = any(hasattr(p, "_fsdp_flattened") or hasattr(p, "_sharded_size") for p in held)

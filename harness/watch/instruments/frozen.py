@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from harness.watch.instruments.context import Context
+from harness.watch.modules import parameters_of
 
 MOST = 64
 
@@ -30,7 +31,7 @@ class Frozen:
         """Look; called at some of the updates only."""
         if self._said:
             return
-        updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        updated = set(map(id, parameters_of(optimizer)))
         now: dict[str, tuple[float, ...]] = {}
         for root in self._context.modules.roots():
             if any(id(p) in updated for p in root.parameters()):

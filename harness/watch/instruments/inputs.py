@@ -17,6 +17,7 @@ from harness.watch.instruments.context import Context
 from harness.watch.instruments.forward import ForwardHook, in_training
 from harness.watch.instruments.random_state import random_state
 from harness.watch.instruments.rows import batch_of, sample_digests
+from harness.watch.modules import parameters_of
 
 MOST = 32
 """Modules that are looked at."""
@@ -46,7 +47,7 @@ class Inputs:
         if number in self._asked:
             return
         self._asked.add(number)
-        updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        updated = set(map(id, parameters_of(optimizer)))
         for root in self._context.modules.roots():
             kept = isinstance(root, DistributedDataParallel)
             if not kept and any(id(p) in updated for p in root.parameters()):

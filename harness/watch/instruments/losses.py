@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from harness.watch.instruments.backward import loss_of
 from harness.watch.instruments.clipping import Clipping
 from harness.watch.instruments.context import ALL_OF, Context
 from harness.watch.instruments.loss_terms import terms
@@ -33,8 +34,8 @@ class Losses:
         sparse = window.is_sparse(updates)
         if not sparse and updates >= ALL_OF:
             return
-        loss = tensors[0] if isinstance(tensors, list | tuple) and len(tensors) == 1 else tensors
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        loss = loss_of(tensors)
+        if loss is None:
             return
         if loss.device.type != "cpu" and not sparse:
             return

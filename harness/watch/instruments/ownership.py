@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from harness.watch.instruments.context import Context
 from harness.watch.instruments.patches import Patches
+from harness.watch.modules import parameters_of
 
 MOST = 64
 AT = (0, 2, 16)
@@ -42,8 +43,8 @@ class Ownership:
         if update not in AT:
             return
         known = [known for reference in self._optimizers if (known := reference()) is not None]
-        optimized = {id(p) for one in (*known, optimizer) for p in _held(one)}
-        mine = list(_held(optimizer))
+        optimized = {id(p) for one in (*known, optimizer) for p in parameters_of(one)}
+        mine = parameters_of(optimizer)
         trained = [m for m in self._context.modules.roots() if _has_gradient(m)]
         inside = {id(p): n for m in trained for n, p in m.named_parameters()}
         # Without a gradient and in no module that trains.
@@ -73,11 +74,6 @@ class Ownership:
     def _made(self, _: None, optimizer: Optimizer, *__: Any, **___: Any) -> None:
         if len(self._optimizers) < MOST:
             self._optimizers.append(weakref.ref(optimizer))
-
-
-def _held(optimizer: Optimizer) -> Iterator[torch.Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
 
 
 def _has_gradient(module: nn.Module) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from harness.watch.instruments.context import Context
-from harness.watch.modules import Known, local_part
+from harness.watch.modules import Known, local_part, parameters_of
 from harness.watch.twin.projection import project
 
 UPDATES = 256
@@ -44,13 +44,13 @@ class Recorder:
     def before_update(self, number: int, optimizer: torch.optim.Optimizer, update: int) -> None:
         """Record the gradients from which an update is made."""
         if update < self._updates:
-            parameters = _parameters(optimizer)
+            parameters = parameters_of(optimizer)
             self._record(number, update, "gradients", optimizer, [p.grad for p in parameters])
 
     def after_update(self, number: int, optimizer: torch.optim.Optimizer, update: int) -> None:
         """Record the parameters."""
         if update < self._updates:
-            self._record(number, update, "parameters", optimizer, list(_parameters(optimizer)))
+            self._record(number, update, "parameters", optimizer, [*parameters_of(optimizer)])
 
     def close(self) -> None:
         """Close the file."""
@@ -67,7 +67,7 @@ class Recorder:
     ) -> None:
         if self._file is None:
             return
-        parameters = _parameters(optimizer)
+        parameters = parameters_of(optimizer)
         names = self._names.get(number)
         if names is None or len(names) != len(parameters):
             known = self._context.modules.known(parameters)
@@ -90,10 +90,6 @@ class Recorder:
 
     def _line(self, content: dict[str, Any]) -> None:
         self._file.write(json.dumps(content) + "\n")
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _first_element(parameter: torch.Tensor) -> int | None:
