@@ -476,6 +476,10 @@ def test_means_over_unequal_counts():
         assert uneven(cause, lambda r: [mean(40.0 + r)], rows=[4]) is None
         windows = [window(u, tokens, rows=[4]) for u in range(4)]
         assert strength(cause, went_in(0, averages=None), *windows) is None
+    # What a communication hook makes of the gradients is not known; without one it is LIKELY.
+    windows = [window(u, tokens, rows=[4]) for u in range(4)]
+    assert strength("token_count_local", went_in(0), *windows) == LIKELY
+    assert strength("token_count_local", went_in(0, hooks=1), *windows) is None
 
 
 def test_the_last_batch_alone_is_no_alarm():

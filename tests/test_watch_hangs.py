@@ -284,6 +284,8 @@ def test_calls_that_fit(sides):
 
 def test_calls_whose_line_is_not_known_on_one_rank_are_the_same_calls():
     assert unpaired("b@1 r@2x9 r@2x7 b@1 r@2x9", "b@1 r@2x9 r@0x7 b@1 r@2x9") is None
+    # Of two messages of the same size, now this rank's second has no line and now that one's.
+    assert unpaired("r@2x9 r@2x9 r@2x9 r@0x9", "r@2x9 r@0x9 r@2x9 r@2x9") is None
     assert unpaired("b@1 r@2x9 r@2x9 b@1", "b@1 r@0x9 r@2x9 b@1") is None
     # Another size is another call, known line or not.
     assert unpaired("b@1 r@2x9 b@1", "b@1 r@0x8 b@1").kind == "parted"

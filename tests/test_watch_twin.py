@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from harness.floor import Size
 from harness.watch.twin.comparison import compare
 from harness.watch.twin.estimates import distance, factor
 from harness.watch.twin.projection import project
-from harness.watch.twin.recording import RecordingError, read
+from harness.watch.twin.recording import Recording, RecordingError, read
 from tests.watching import ROOT, environment, torchrun
 
 NUDGES = 3
@@ -70,6 +71,21 @@ def test_means_over_unequal_numbers_of_labels_are_no_constant_factor(runs):
 
 def test_another_global_batch_is_another_training(runs):
     assert (compared(runs, "per_rank_batch").first[0].update) == 0
+
+
+def recording(*values):
+    """A run with one tensor of one number, whose values are given update by update."""
+    places = {(u, 0, "gradients"): {"w": (x * x, x)} for u, x in enumerate(values)}
+    return Recording(folder=Path("run"), world_size=1, torch="2.13.0", values=places)
+
+
+def test_the_floor_of_an_update_is_the_highest_up_to_it():
+    # A repeat crosses the reference by luck, the run beside it does not.
+    nudged = [recording(1 + 1e-6, 1.0), recording(1 + 1e-7, 1 + 1e-12)]
+    found = compare(recording(1.0, 1.0), recording(1.0, 1 + 2e-6), nudged)
+    assert [one.floor for one in found.places] == pytest.approx([1e-6, 1e-6], rel=1e-3)
+    assert {one.size for one in found.places} == {Size.CLEAN}
+    assert not found.first
 
 
 def test_a_run_is_equal_to_itself_and_needs_a_floor_against_others(runs):
