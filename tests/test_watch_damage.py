@@ -105,3 +105,12 @@ def test_ranks_stand_side_by_side_and_the_bad_update_is_marked():
     # A window that was not written again is as the one before: its counts hold, its values not.
     assert table.rows[1] == ("", "1", "1", "-", "1", "-")
     assert per_rank(Evidence(world_size=2, ranks=(), journals={}), optimizer=0, update=2) is None
+
+
+def test_parts_that_are_each_ranks_own_are_no_damage():
+    own = {(0, START, "stem.bias", 1), (0, GRADIENTS, "stem.bias", 1)}
+    own |= {(step, phase, "stem.bias", 1) for step in range(4) for phase in (GRADIENTS, PARAMETERS)}
+    damage = spread(look(own | {(2, PARAMETERS, "head.weight", 1)}), found(2, PARAMETERS), last=3)
+    assert damage is not None
+    assert set(damage.tensors) == {"stem.weight", "head.weight"}
+    assert damage.ranks[1] == ("", "", "odd", "")
