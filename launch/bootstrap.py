@@ -31,6 +31,8 @@ IMPORT = (
     "import json, torch; v = torch.version; "
     "print(json.dumps([torch.__version__, v.cuda, getattr(v, 'hip', None)]))"
 )
+_OURS = ".crossrank-"
+"""How the names of our own files in an environment begin."""
 
 
 class Folder:
@@ -40,10 +42,10 @@ class Folder:
         self.root = root
         self.python = root / "bin" / "python"
         self.requirements = root / "requirements.txt"
-        self.lock = root / ".crossrank-lock"
-        self.origin = root / ".crossrank-origin"
+        self.lock = root / f"{_OURS}lock"
+        self.origin = root / f"{_OURS}origin"
         """Names the interpreter it was made from, and marks the folder as ours to wipe."""
-        self.stamp = root / ".crossrank-stamp"
+        self.stamp = root / f"{_OURS}stamp"
         """Says what it was installed from; absent while anything is unfinished."""
 
 
@@ -120,8 +122,9 @@ def _newer_python() -> Optional[str]:
 def _refuse_foreign(venv: Folder) -> None:
     """Make the folder; stop if somebody else's things are in it."""
     venv.root.mkdir(parents=True, exist_ok=True)
-    names = {path.name for path in venv.root.iterdir()}
-    if names - {venv.lock.name} and not venv.origin.exists():
+    # Another make, which has just begun here, may not have finished to write what marks it as ours.
+    names = {path.name for path in venv.root.iterdir() if not path.name.startswith(_OURS)}
+    if names and not venv.origin.exists():
         _stop(
             f"{venv.root} is there and was not made by this Makefile; nothing was changed\n"
             "type: make VENV=.venv-crossrank ...   (an environment of its own)\n"

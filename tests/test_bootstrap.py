@@ -207,6 +207,16 @@ def test_a_torch_that_is_too_old_is_named_and_left_alone(clone):
 
 
 @pytest.mark.slow
+def test_what_another_make_has_only_begun_to_write_is_no_foreign_environment(clone):
+    clone.venv.mkdir()
+    (clone.venv / ".crossrank-lock").write_text("")
+    (clone.venv / ".crossrank-origin.new").write_text("half a pa")
+    code, said = clone.run("--default", python=Path(sys.executable).resolve())
+    assert code == 0, said
+    assert clone.see("import torch; print(torch.__version__)") == "2.13.0"
+
+
+@pytest.mark.slow
 def test_two_at_once_install_once(clone):
     python = Path(sys.executable).resolve()
     both = [clone.start("--default", python=python) for _ in range(2)]
