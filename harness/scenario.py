@@ -109,6 +109,8 @@ class Claim:
     judge: Callable[[Tables], Finding]
     source: str = ""
     """Where the claim is made, for example "pytorch/pytorch#22049"."""
+    settles: tuple[str, ...] = ()
+    """Ids of the statements in scenarios/articles.yaml that the finding decides."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +152,7 @@ class Scenario:
     family: str
     """buffers, normalisation, clipping, ... : the shelf it stands on."""
     cause: str
-    """Name of its cause in the catalogue of causes."""
+    """Name of its cause in the catalogue of causes; empty where only a belief is wrong."""
     claims: Sequence[Claim]
     arms: Sequence[Arm]
     params: type
