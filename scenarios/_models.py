@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -58,20 +58,21 @@ def rows(
 
 def weights(model: torch.nn.Module) -> torch.Tensor:
     """Return all parameters of a model as one flat copy; of sharded ones the whole, gathered."""
-    import torch
-    from torch.distributed.tensor import DTensor
-
-    held = [parameter.detach() for parameter in model.parameters()]
-    whole = [value.full_tensor() if isinstance(value, DTensor) else value for value in held]
-    return torch.cat([value.flatten() for value in whole])
+    return _flat(parameter.detach() for parameter in model.parameters())
 
 
 def gradients(model: torch.nn.Module) -> torch.Tensor:
-    """Return all gradients of a model as one flat copy."""
-    import torch
+    """Return all gradients of a model as one flat copy; of sharded ones the whole, gathered."""
+    found = (parameter.grad for parameter in model.parameters())
+    return _flat(gradient for gradient in found if gradient is not None)
 
-    found = [parameter.grad for parameter in model.parameters()]
-    return torch.cat([gradient.flatten() for gradient in found if gradient is not None])
+
+def _flat(held: Iterable[torch.Tensor]) -> torch.Tensor:
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    whole = [value.full_tensor() if isinstance(value, DTensor) else value for value in held]
+    return torch.cat([value.flatten() for value in whole])
 
 
 def equal_shares(p: Any, ranks: int) -> list[str]:
