@@ -14,6 +14,7 @@ CLAIMS = (
         text="Under DDP, clip_grad_norm_ all-reduces the global norm.",
         expects=Outcome.REFUTED,
         judge=traffic.ddp_reduces_the_norm,
+        settles=("A63",),
     ),
     Claim(
         name="value_clip_is_silent",
@@ -21,6 +22,7 @@ CLAIMS = (
         text="clip_grad_value_ sends nothing.",
         expects=Outcome.HOLDS,
         judge=traffic.value_clip_is_silent,
+        settles=("A64",),
     ),
     Claim(
         name="value_clip_saves_traffic",
@@ -28,6 +30,7 @@ CLAIMS = (
         text="Under DDP, clip_grad_value_ saves the communication of clip_grad_norm_.",
         expects=Outcome.REFUTED,
         judge=traffic.value_clip_saves_traffic,
+        settles=("A64",),
     ),
     Claim(
         name="sharded_norm_is_one_all_reduce",
@@ -35,6 +38,7 @@ CLAIMS = (
         text="With sharded gradients, a norm clip is one all-reduce.",
         expects=Outcome.HOLDS,
         judge=traffic.sharded_norm_is_one_all_reduce,
+        settles=("A63",),
     ),
     Claim(
         name="traffic_grows_with_the_model",
@@ -121,6 +125,7 @@ CLAIMS = (
         text="Clipping each rank's gradient and then averaging by hand is the same.",
         expects=Outcome.REFUTED,
         judge=gradients.by_hand_first,
+        settles=("A68",),
     ),
     Claim(
         name="in_hook",
@@ -157,6 +162,7 @@ CLAIMS = (
         text="999 ones and one 1000, max_norm 500: L2 leaves 499.75 of the 1000, L1 250.1.",
         expects=Outcome.HOLDS,
         judge=report.report_arithmetic,
+        settles=("A60",),
     ),
     Claim(
         name="norm_choice_changes_direction",
@@ -164,6 +170,7 @@ CLAIMS = (
         text="L2 keeps the spike's relative strength, L1 averages the dimensions.",
         expects=Outcome.REFUTED,
         judge=report.norm_choice_changes_direction,
+        settles=("A61",),
     ),
     Claim(
         name="l2_cuts_a_spike_harder",
