@@ -220,6 +220,19 @@ ARMS = (
         "loop over isinstance(BatchNorm2d)",
         freeze="isinstance_BatchNorm2d",
     ),
+    arm(
+        "plain_freeze_2d",
+        FIXED,
+        "the same loop on plain BatchNorm",
+        freeze="isinstance_BatchNorm2d",
+    ),
+    arm(
+        "plain_freeze_2d_then_train",
+        FAULTY,
+        "and model.train() each step",
+        freeze="isinstance_BatchNorm2d",
+        train_every_step=True,
+    ),
     arm("freeze_late", FAULTY, "requires_grad=False behind DDP", freeze="after_wrapping"),
     arm(
         "freeze_late_find_unused",

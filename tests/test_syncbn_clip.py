@@ -189,6 +189,8 @@ SWAPS: list[tuple[str, Outcome, str, str]] = [
     ("eval_outlives_train", HOLDS, "freeze_eval_then_train", "freeze_kept"),
     ("requires_grad_freezes", HOLDS, "freeze_requires_grad", "freeze_eval"),
     ("isinstance_2d_freezes", HOLDS, "freeze_isinstance_2d", "freeze_kept"),
+    ("isinstance_2d_on_plain", REFUTED, "plain_freeze_2d", "plain_freeze_2d_then_train"),
+    ("isinstance_2d_outlives_train", HOLDS, "plain_freeze_2d_then_train", "plain_freeze_2d"),
     ("freeze_kept", REFUTED, "freeze_kept", "freeze_requires_grad"),
     ("freeze_kept", REFUTED, "freeze_kept", "freeze_eval"),
     ("late_freeze_silent", REFUTED, "freeze_late", "freeze_late_find_unused"),

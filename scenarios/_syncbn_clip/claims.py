@@ -143,6 +143,7 @@ FREEZING = (
         expects=Outcome.REFUTED,
         judge=freeze.frozen_still_updated,
         source="pytorch/pytorch#48988",
+        settles=("A72",),
     ),
     Claim(
         name="eval_outlives_train",
@@ -166,6 +167,23 @@ FREEZING = (
         text="A loop over isinstance(layer, BatchNorm2d) freezes every norm, SyncBatchNorm too.",
         expects=Outcome.REFUTED,
         judge=partial(freeze.freezes, arm="freeze_isinstance_2d"),
+        settles=("A73",),
+    ),
+    Claim(
+        name="isinstance_2d_on_plain",
+        kind=Kind.REMEDY,
+        text="That loop, with eval() and requires_grad=False, freezes every plain BatchNorm2d.",
+        expects=Outcome.HOLDS,
+        judge=partial(freeze.freezes_all, arm="plain_freeze_2d"),
+        settles=("A73",),
+    ),
+    Claim(
+        name="isinstance_2d_outlives_train",
+        kind=Kind.REMEDY,
+        text="What the loop has frozen stays so when the next epoch begins with model.train().",
+        expects=Outcome.REFUTED,
+        judge=partial(freeze.freezes_all, arm="plain_freeze_2d_then_train"),
+        settles=("A73",),
     ),
     Claim(
         name="late_freeze_silent",
@@ -195,7 +213,7 @@ FREEZING = (
         kind=Kind.REMEDY,
         text="Freeze every _BatchNorm before DDP and switch its train() off: nothing moves it.",
         expects=Outcome.HOLDS,
-        judge=freeze.freeze_kept,
+        judge=partial(freeze.freezes_all, arm="freeze_kept"),
     ),
 )
 

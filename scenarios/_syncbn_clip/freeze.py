@@ -75,9 +75,8 @@ def freezes(t: Tables, arm: str) -> Finding:
     return holds(f"no bit of the buffers changes in {steps} steps on all ranks", evidence=evidence)
 
 
-def freeze_kept(t: Tables) -> Finding:
+def freezes_all(t: Tables, arm: str) -> Finding:
     """`freezes`, and weight and bias as well, with equal gradients on all ranks."""
-    arm = "freeze_kept"
     finding = freezes(t, arm)
     equal = all(same_digest(t, arm, "grad", s, "after_edit") for s in range(t.root_params["steps"]))
     if finding.evidence["affine_versions"] != 1 or not equal:

@@ -48,6 +48,7 @@ OTHER_CAUSE = {
     "optimizer_state_lost/rank0_only": "optimizer_state_differs",
     "syncbn_clip/freeze_late": "unused_parameters",
     "syncbn_clip/freeze_requires_grad": "frozen_module_changes",
+    "syncbn_clip/plain_freeze_2d_then_train": "frozen_module_changes",
     # Cured of one fault, ill with another: with broadcast_buffers=False every rank evaluates with
     # statistics of its own.
     "syncbn_clip/plain_clip_all_off": "bn_stats_local",
