@@ -172,6 +172,8 @@ def evidence(found: Divergence, *, source: str) -> list[str]:
         EVALUATION: f"at the first forward pass of an evaluation, after {step} updates",
         GRADIENTS: f"before update {step}, in what it is made from",
     }.get(found.phase, f"after update {step}; its {_equal_until_then(found)}")
+    if found.since is not None:
+        when += f" (a quarter of it is read at an update: made by one of {found.since} to {step})"
     lines = [
         f"  where    {when}, of {source}; steps count from 0",
         f"  compared {found.compared} of this kind on {ranks(found.ranks)}",

@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.watch.divergence import Divergence, Look, differences, rank_local
 from harness.watch.layout import EVALUATION, GRADIENTS, PARAMETERS, START, index_of
+from harness.watch.schedule import part_at
 
 STEPS = 12
 """Updates that are shown from the first difference on."""
@@ -22,7 +23,7 @@ class Damage:
     """Updates, counted from 0."""
     tensors: dict[str, tuple[str, ...]]
     """Name -> for each update, what of it differed: '' nothing, 'g' its gradient before the
-    update, 'p' the parameter after it, 'gp' both, '?' that was no longer known."""
+    update, 'p' the parameter after it, 'gp' both, '?' that it is not known."""
     ranks: dict[int, tuple[str, ...]]
     """Rank -> for each update: '' as the majority, 'odd' outside of it, '?' not known."""
 
@@ -75,6 +76,17 @@ def spread(look: Look, found: Divergence, last: int) -> Damage | None:
         for rank in ranks:
             if not complete:
                 sides.setdefault((rank, step), "" if rank in known else "?")
+        if part_at(step) is not None:
+            # What differed before may differ still, in a part that was not read.
+            marks.update(
+                {
+                    (entry.name, step): "?"
+                    for entries, _ in known.values()
+                    for entry in entries
+                    if entry.in_parts and (entry.name, step) not in marks
+                    if any("p" in marks.get((entry.name, one), "") for one in steps)
+                }
+            )
         if not complete:
             marks.update({(name, step): "?" for name in names if (name, step) not in marks})
     if found.phase == START:

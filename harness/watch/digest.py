@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.watch.digest_plan import Plan
 from harness.watch.pending import Coming, Pending
-from harness.watch.sample import is_sampled, sample
+from harness.watch.sample import has_parts, is_sampled, part_of, sample
 
 _PLANS = 16
 """Sets of tensors remembered at the same time; a network with unused parameters has several."""
@@ -61,9 +61,12 @@ class Digester:
         tensors: Sequence[torch.Tensor | None],
         *,
         sampled: bool = False,
+        part: int | None = None,
         before: Sequence[int] = (),
     ) -> list[int] | Pending:
         """Return the digests after `before`, without waiting for a GPU that has them to compute.
+
+        With `part` only that part of the large ones is read.
 
         Raises:
             RuntimeError: the GPU is recording a graph, which digests must not become a part of.
@@ -71,6 +74,10 @@ class Digester:
         if not tensors:
             return list(before)
         with torch.no_grad(), _no_modes():
+            if part is not None:
+                tensors = [
+                    part_of(t, part) if t is not None and has_parts(t) else t for t in tensors
+                ]
             dense = [None if t is None else _dense(t, sampled=sampled) for t in tensors]
             devices = list(dict.fromkeys([t.device for t in dense if t is not None])) or [_CPU]
             if devices == [_CPU] and "cpu" not in _DEFERRED:

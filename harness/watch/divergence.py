@@ -5,10 +5,11 @@ from __future__ import annotations
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from harness.watch.layout import EVALUATION, GRADIENTS, PARAMETERS, START, Entry, index_of, place_of
+from harness.watch.schedule import earliest
 
 Seen = Mapping[int, tuple[tuple[Entry, ...], tuple[int, ...]]]
 """Rank -> entries and their digests, at one place."""
@@ -51,6 +52,8 @@ class Divergence:
     ranks: tuple[int, ...]
     sampled: bool = False
     """Of the gradients, said to be equal, no more than a sample was read."""
+    since: int | None = None
+    """The first update that can have made it, where what differs is read in parts; else None."""
 
     @property
     def order(self) -> float:
@@ -128,7 +131,9 @@ def divergence(look: Look, index: int) -> Divergence | None:
         return _made(step, GRADIENTS, earlier[::-1], before)
     entries = [e for entries, _ in before.values() for e in entries if e.name in names]
     sampled = step > 0 and any(e.sampled for e in entries)
-    return replace(_made(step, PARAMETERS, due, seen), sampled=sampled)
+    whole = any(e.name in names and not e.in_parts for entries, _ in seen.values() for e in entries)
+    since = None if whole or earliest(step) == step else earliest(step)
+    return _made(step, PARAMETERS, due, seen, sampled=sampled, since=since)
 
 
 def at_evaluation(seen: Seen, updates: int) -> Divergence | None:
@@ -202,7 +207,15 @@ def _wrapped(seen: Seen, name: str) -> bool:
     return any(e.wrapped for entries, _ in seen.values() for e in entries if e.name == name)
 
 
-def _made(step: int, phase: str, found: list[Difference], seen: Seen) -> Divergence:
+def _made(
+    step: int,
+    phase: str,
+    found: list[Difference],
+    seen: Seen,
+    *,
+    sampled: bool = False,
+    since: int | None = None,
+) -> Divergence:
     kind = found[0].kind
     names = {e.name for entries, _ in seen.values() for e in entries if e.kind == kind}
     return Divergence(
@@ -211,6 +224,8 @@ def _made(step: int, phase: str, found: list[Difference], seen: Seen) -> Diverge
         differences=tuple(found),
         compared=len(names),
         ranks=tuple(sorted(seen)),
+        sampled=sampled,
+        since=since,
     )
 
 
@@ -230,6 +245,7 @@ def to_json(found: Divergence) -> dict[str, Any]:
         "compared": found.compared,
         "ranks": list(found.ranks),
         "sampled": found.sampled,
+        "since": found.since,
         "differences": [
             {
                 "name": d.name,
@@ -251,6 +267,7 @@ def from_json(content: dict[str, Any]) -> Divergence:
         compared=content["compared"],
         ranks=tuple(content["ranks"]),
         sampled=content["sampled"],
+        since=content["since"],
         differences=tuple(
             Difference(
                 name=d["name"],

@@ -17,7 +17,8 @@ from harness.watch.instruments.parameters import Held
 from harness.watch.layout import GRADIENTS, PARAMETERS, START, Entry, Layout
 from harness.watch.modules import Known, cohort_of, local_part
 from harness.watch.pending import Pending
-from harness.watch.sample import is_sampled
+from harness.watch.sample import has_parts, is_sampled
+from harness.watch.schedule import part_at
 
 OWN_STATE = ("ZeroRedundancyOptimizer",)
 """Optimizers whose state is divided among the ranks."""
@@ -66,6 +67,7 @@ class Stream:
                         cohort=cohort_of(parameter, rank, sharded=about.sharded),
                         wrapped=about.wrapped,
                         constant=_is_constant(local_part(parameter)),
+                        in_parts=has_parts(local_part(parameter)),
                     )
                 )
         self._ids = [id(p) for p in self._parameters]
@@ -140,9 +142,9 @@ class Stream:
         parts = [None if grad is None else local_part(grad) for grad in gradients]
         return self._digest.later(parts, sampled=sampled, before=self._setting_digests)
 
-    def after(self) -> list[int] | Pending:
-        """Return the digests of the parameters."""
-        return self._digest.later(self._local())
+    def after(self, update: int) -> list[int] | Pending:
+        """Return the digests of the parameters after an update, of large ones those of a part."""
+        return self._digest.later(self._local(), part=part_at(update))
 
     def _local(self) -> list[torch.Tensor]:
         return [local_part(parameter) for parameter in self._parameters]

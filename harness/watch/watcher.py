@@ -339,7 +339,7 @@ class Watcher:
             if observed.closure:
                 self._post_gradients(observed)
             index = index_of(observed.updates, PARAMETERS)
-            self._post(observed, index, observed.stream.after())
+            self._post(observed, index, observed.stream.after(observed.updates))
         observed.updates += 1
 
     def _observe(self, optimizer: Optimizer) -> _Observed:

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from harness.watch.journal import Journal
 from harness.watch.modules import Modules
+from harness.watch.schedule import is_sparse
 
 MOST = 16
 """Values of one name that are kept in a window."""
@@ -61,7 +62,7 @@ class Window:
 
     def is_sparse(self, update: int) -> bool:
         """Say whether this is one of the updates at which a look may cost something."""
-        return update < 8 or update & (update - 1) == 0
+        return is_sparse(update)
 
     def take(self, optimizer: int, update: int) -> dict[str, Any] | None:
         """Return what there is and start anew; None where it is what it was the update before."""
