@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -84,3 +84,18 @@ def equal_shares(p: Any, ranks: int) -> list[str]:
         f"scenario.batch={p.batch} rows cannot be shared equally by {ranks} ranks; "
         f"type scenario.batch={enough}"
     ]
+
+
+def split_equally(*names: str) -> Callable[[Any, int], list[str]]:
+    """Return a check that refuses values of these parameters which ranks cannot split equally."""
+
+    def check(p: Any, ranks: int) -> list[str]:
+        given = {name: getattr(p, name) for name in names}
+        return [
+            f"scenario.{name}={value} cannot be split equally over {ranks} ranks; "
+            f"type scenario.{name}={ranks * max(1, round(value / ranks))}"
+            for name, value in given.items()
+            if value % ranks
+        ]
+
+    return check
