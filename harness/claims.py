@@ -7,7 +7,7 @@
 
 The function's name is the claim's name, its docstring the claim as somebody would assert it.
 `settles="A27 B31"` names the statements of the two articles (scenarios/articles.yaml) that the
-finding decides.
+finding decides; `~A27` where the docstring asserts the contrary.
 """
 
 from __future__ import annotations

@@ -110,7 +110,8 @@ class Claim:
     source: str = ""
     """Where the claim is made, for example "pytorch/pytorch#22049"."""
     settles: tuple[str, ...] = ()
-    """Ids of the statements in scenarios/articles.yaml that the finding decides."""
+    """Ids of the statements in scenarios/articles.yaml that the finding decides; `~A27` where the
+    claim asserts the contrary of the statement."""
 
 
 @dataclass(frozen=True, kw_only=True)
