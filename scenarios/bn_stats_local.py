@@ -78,7 +78,7 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
         rank.snapshot(step=epoch, weights=weights(model), mean=mean, variance=variance)
 
 
-@symptom(HOLDS, source="pytorch/pytorch#13711")
+@symptom(HOLDS, source="pytorch/pytorch#13711", settles="A04")
 def scores_differ(t: Tables) -> Finding:
     """With broadcast_buffers=False every rank has another loss on the same validation rows."""
     return negated(ranks_agree(t, "never_sent", "validation"))
@@ -109,7 +109,7 @@ def variance_is_whole(t: Tables) -> Finding:
     return matches(t, "averaged", "one_process", "variance")
 
 
-@remedy(HOLDS)
+@remedy(HOLDS, settles="A04")
 def synchronise(t: Tables) -> Finding:
     """A synchronised norm gives one process's mean, variance and weights on every rank."""
     same = [like_one_process(t, "synchronised", name) for name in ("mean", "variance", "weights")]

@@ -113,7 +113,7 @@ def seed_by_rank(t: Tables) -> Finding:
     return each_once(t, "rank_seed")
 
 
-@remedy(HOLDS, source="PatrickHua/SimSiam#16")
+@remedy(HOLDS, source="PatrickHua/SimSiam#16", settles="B63")
 def sampler(t: Tables) -> Finding:
     """DistributedSampler: each sample once an epoch, and the weights of one process."""
     return all_of(each_once(t, "sampler"), like_one_process(t, "sampler"))

@@ -74,7 +74,7 @@ def near_one(t: Tables, arm: str) -> Finding:
     return (holds if near else refuted)(reason, effect=min(found), unit="ratio", evidence=evidence)
 
 
-@symptom(REFUTED)
+@symptom(REFUTED, settles="A70")
 def right_answer_occurs(t: Tables) -> Finding:
     """The test as printed can give its right answer, a ratio near 1."""
     return near_one(t, "as_printed")

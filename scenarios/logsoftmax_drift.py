@@ -399,6 +399,7 @@ SCENARIO = Scenario(
             text="The order of the all-reduce leaves different gradients on different ranks.",
             expects=Outcome.REFUTED,
             judge=judges.judge_ranks_differ,
+            settles=("A12",),
         ),
         Claim(
             name="order_bias",
@@ -406,6 +407,7 @@ SCENARIO = Scenario(
             text="The order of the all-reduce adds a small bias that accumulates over the steps.",
             expects=Outcome.REFUTED,
             judge=judges.judge_order_bias,
+            settles=("A12",),
         ),
         Claim(
             name="rounding_scales",
@@ -427,6 +429,7 @@ SCENARIO = Scenario(
             text="log_softmax or log(softmax) written by hand drifts apart from cross_entropy.",
             expects=Outcome.REFUTED,
             judge=judges.judge_form,
+            settles=("A57",),
         ),
         Claim(
             name="uneven_counts",
@@ -435,6 +438,7 @@ SCENARIO = Scenario(
             expects=Outcome.HOLDS,
             judge=judges.judge_uneven,
             source="NVIDIA/Megatron-LM#673",
+            settles=("A12",),
         ),
         Claim(
             name="dice_gap",
@@ -442,6 +446,7 @@ SCENARIO = Scenario(
             text="The gap of uneven counts reaches Dice on a fixed evaluation set.",
             expects=Outcome.HOLDS,
             judge=judges.judge_dice,
+            settles=("A13",),
         ),
         Claim(
             name="dice_proves_it",
@@ -449,6 +454,7 @@ SCENARIO = Scenario(
             text="A Dice gap between N ranks and one process shows that gradients went wrong.",
             expects=Outcome.REFUTED,
             judge=judges.judge_metric,
+            settles=("A13",),
         ),
         Claim(
             name="global_count",

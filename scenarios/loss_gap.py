@@ -72,7 +72,7 @@ def gaps(t: Tables, arm: str) -> list[float]:
     return [(max(losses) - min(losses)) / statistics.fmean(losses) for losses in by_seed]
 
 
-@symptom(REFUTED)
+@symptom(REFUTED, settles="A84")
 def healthy_is_below_5_percent(t: Tables) -> Finding:
     """The ranks of a healthy run have losses less than 5 % apart."""
     found = gaps(t, "healthy")
@@ -97,7 +97,7 @@ def harder_rows_part_ranks(t: Tables) -> Finding:
     return negated(ranks_agree(t, "harder_rows", "weights"))
 
 
-@symptom(REFUTED)
+@symptom(REFUTED, settles="A84")
 def broken_has_larger_gap(t: Tables) -> Finding:
     """Of two runs alike, the one whose ranks train apart has the larger gap."""
     pairs = list(zip(gaps(t, "bypassed"), gaps(t, "healthy"), strict=True))

@@ -85,7 +85,7 @@ def own_list_loses(t: Tables) -> Finding:
     return negated(nothing_lost(t, "own_list"))
 
 
-@symptom(HOLDS)
+@symptom(HOLDS, settles="A85")
 def own_seed_loses(t: Tables) -> Finding:
     """The same when the sampler is seeded with the rank."""
     return negated(nothing_lost(t, "rank_seed"))

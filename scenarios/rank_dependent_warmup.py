@@ -76,7 +76,7 @@ def with_lengths_apart(t: Tables, finding: Finding) -> Finding:
     return unknown(f"all ranks round to {lengths[0]} steps; type a larger scenario.base")
 
 
-@mechanism(HOLDS)
+@mechanism(HOLDS, settles="~A36")
 def lengths_differ(t: Tables) -> Finding:
     """Before wrapping, ranks seeded apart compute warm-ups of different lengths."""
     return with_lengths_apart(t, negated(ranks_agree(t, "before_wrapping", "warmup")))

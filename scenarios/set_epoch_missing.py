@@ -80,7 +80,7 @@ def shuffles(t: Tables, arm: str) -> Finding:
     return (refuted if worst else holds)(reason, effect=float(worst), unit="repeated epochs")
 
 
-@symptom(HOLDS, source="pytorch/pytorch#31771")
+@symptom(HOLDS, source="pytorch/pytorch#31771", settles="A85")
 def epochs_repeat(t: Tables) -> Finding:
     """Without set_epoch epochs repeat: DistributedSampler(shuffle=True) shuffles once."""
     return negated(shuffles(t, "not_called"))

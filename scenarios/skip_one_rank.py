@@ -92,7 +92,7 @@ def updates_mix(t: Tables, arm: str, due: Sequence[int]) -> Finding:
     return (holds if list(mixed) == list(due) else refuted)(reason, effect=float(len(mixed)))
 
 
-@symptom(HOLDS, source="NVIDIA-NeMo/Automodel#2468")
+@symptom(HOLDS, source="NVIDIA-NeMo/Automodel#2468", settles="~B54")
 def steps_mix(t: Tables) -> Finding:
     """After the skip every update averages gradients of two different batches."""
     after = range(t.root_params["bad"], t.root_params["batches"] - 1)
@@ -105,7 +105,7 @@ def weights_show_it(t: Tables) -> Finding:
     return negated(ranks_agree(t, "one_skips", "weights"))
 
 
-@symptom(HOLDS, source="facebookresearch/optimizers#149")
+@symptom(HOLDS, source="facebookresearch/optimizers#149", settles="~B54")
 def ends_waiting(t: Tables) -> Finding:
     """The other ranks end in a reduction that nobody joins."""
     t.require("one_skips")

@@ -178,6 +178,7 @@ CLAIMS = (
         text="At the same bound, L2 cuts a spike that L1 would leave.",
         expects=Outcome.REFUTED,
         judge=report.l2_cuts_a_spike_harder,
+        settles=("A14",),
     ),
     Claim(
         name="below_the_bound_is_untouched",

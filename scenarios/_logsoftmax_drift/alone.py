@@ -284,6 +284,7 @@ CLAIMS = (
         text="With hard labels the gradient of log_softmax carries an implicit mask.",
         expects=Outcome.REFUTED,
         judge=judge_mask,
+        settles=("A12",),
     ),
     Claim(
         name="log_softmax_precision",
@@ -291,6 +292,7 @@ CLAIMS = (
         text="At logits of +-28 log(softmax) costs accuracy in float32.",
         expects=Outcome.REFUTED,
         judge=judge_precision,
+        settles=("A50",),
     ),
     Claim(
         name="log_softmax_range",
@@ -298,6 +300,7 @@ CLAIMS = (
         text="log(softmax) loses its gradient once 1/p overflows; log_softmax never does.",
         expects=Outcome.HOLDS,
         judge=judge_range,
+        settles=("A49",),
     ),
     Claim(
         name="ignore_index",
@@ -305,5 +308,6 @@ CLAIMS = (
         text="ignore_index=-100 makes cross_entropy skip every label outside the classes.",
         expects=Outcome.REFUTED,
         judge=judge_labels,
+        settles=("B59",),
     ),
 )

@@ -14,6 +14,7 @@ STATEMENTS = (
         text="SyncBatchNorm synchronises its statistics after backward, before optimizer.step.",
         expects=Outcome.REFUTED,
         judge=clip.sync_after_backward,
+        settles=("A27",),
     ),
     Claim(
         name="written_in_forward",
@@ -28,6 +29,7 @@ STATEMENTS = (
         text="Under SyncBatchNorm a running_var clipped after the step is gone at the next sync.",
         expects=Outcome.REFUTED,
         judge=clip.clip_overwritten,
+        settles=("A27",),
     ),
     Claim(
         name="clip_decays",
@@ -42,6 +44,7 @@ STATEMENTS = (
         text="With plain BatchNorm under DDP, a clip on rank 1 is gone at the next forward.",
         expects=Outcome.HOLDS,
         judge=clip.clip_lost_off_rank0,
+        settles=("A27",),
     ),
     Claim(
         name="broadcast_overwrites",
@@ -192,6 +195,7 @@ FREEZING = (
         expects=Outcome.HOLDS,
         judge=freeze.late_freeze_silent,
         source="pytorch/pytorch#22049",
+        settles=("~A74",),
     ),
     Claim(
         name="late_freeze_raises",
@@ -200,6 +204,7 @@ FREEZING = (
         expects=Outcome.HOLDS,
         judge=freeze.late_freeze_raises,
         source="pytorch/pytorch#43259",
+        settles=("~A74",),
     ),
     Claim(
         name="find_unused_allows_it",
