@@ -16,6 +16,7 @@
 ##   make bench                        speed, as ratios
 ##   make wheel                        build dist/crossrank-*.whl, and try it where nothing else is
 ##   make readme                       write the table of verdicts in README.md from the newest runs
+##   make claims                       every statement of the two articles, and what runs say of it
 ##   make integrations                 Lightning, Transformers and their like, for the tests of them
 ##   make lock                         write constraints*.txt again (needs uv)
 ##   make clean                        remove caches and dist/; .venv and results/ stay
@@ -37,7 +38,7 @@ PYTHON ?= python3
 .DEFAULT_GOAL := help
 .SUFFIXES:
 .DELETE_ON_ERROR:
-TARGETS := help repro sweep list judge report readme doctor test check lint types layers format \
+TARGETS := help repro sweep list judge report readme claims doctor test check lint types layers format \
            test-gpu bench wheel integrations lock clean
 .PHONY: $(TARGETS) FORCE
 
@@ -95,6 +96,9 @@ report: $(READY)
 
 readme: $(READY)
 	$(RUN) only "" launch.readme
+
+claims: $(READY)
+	$(RUN) only "" launch.claims
 
 doctor: $(READY)
 	$(RUN) only "" launch.doctor

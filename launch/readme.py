@@ -16,9 +16,10 @@ from typing import Any
 
 import scenarios
 from harness.errors import HarnessError, PrerequisiteError
-from harness.plan import Layout, Plan, write_text
+from harness.plan import write_text
 from harness.report.terminal import number
-from launch import runs
+from launch import newest
+from launch.newest import own
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 FINDINGS = README.parent / "scenarios" / "README.md"
@@ -56,12 +57,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def own() -> list[str]:
-    """Return the names of this project's own scenarios, without those of other folders."""
-    here = scenarios.folders()[0]
-    return [name for name in scenarios.names() if (here / f"{name}.py").exists()]
-
-
 def table(results: Path) -> str:
     """Return a row for each scenario, by family.
 
@@ -71,7 +66,7 @@ def table(results: Path) -> str:
     rows = []
     for name in own():
         scenario = scenarios.load(name)
-        verdict, _ = _newest(name, results)
+        verdict = _newest(name, results).verdict
         rows.append((scenario.family, name, _cell(scenario.title), _cell(verdict["headline"])))
     lines = ["| scenario | what it rebuilds, and what was found |", "| --- | --- |"]
     family = ""
@@ -95,7 +90,8 @@ def section(name: str, results: Path) -> str:
         PrerequisiteError: if it has none; says what to type.
     """
     scenario = scenarios.load(name)
-    verdict, gpus = _newest(name, results)
+    run = _newest(name, results)
+    verdict, gpus = run.verdict, run.plan.world_size
     lines = [
         f"**`{name}`** ({scenario.family}): {scenario.title}  ",
         f"{_cell(verdict['headline'])}",
@@ -128,19 +124,14 @@ def outdated(text: str) -> list[str]:
     return wrong
 
 
-def _newest(name: str, results: Path) -> tuple[dict[str, Any], int]:
-    for plan in sorted((results / name).glob("*/plan.json"), reverse=True):
-        layout = Layout(plan.parent)
-        try:
-            verdict = runs.read_json(layout.verdict)
-        except HarnessError:
-            continue
-        if verdict["conclusion"] == "as_expected":
-            return verdict, Plan.read(layout.plan).world_size
-    raise PrerequisiteError(
-        f"{name} has no run that ended as expected in {results}\n"
-        f"type make repro scenario={name} gpus=4"
-    )
+def _newest(name: str, results: Path) -> newest.Ended:
+    found = newest.sound(name, results, conclusions=("as_expected",))
+    if found is None:
+        raise PrerequisiteError(
+            f"{name} has no run that ended as expected in {results}\n"
+            f"type make repro scenario={name} gpus=4"
+        )
+    return found
 
 
 def _cell(text: str) -> str:
