@@ -136,8 +136,9 @@ def unused_parameters(evidence: Evidence) -> Diagnosis | None:
     if unequal is None or module is None:
         return None
     told = unequal.wrapper(module)
-    if told is None or told["find_unused_parameters"] or told["static_graph"]:
+    if told is None or told["find_unused_parameters"]:
         return None
+    static = bool(told["static_graph"])
     hooked = {
         name
         for name, one in unequal.held.items()
@@ -147,7 +148,8 @@ def unused_parameters(evidence: Evidence) -> Diagnosis | None:
         event = evidence.latest("parameters", rank, unequal.optimizer, unequal.step)
         if event is None:
             continue
-        unused = [name for name in event["without_gradient"] if name in hooked]
+        # What was unused in the first pass of a static graph may be so ever after.
+        unused = [n for n in event["without_gradient"] if n in hooked and not static]
         frozen = [name for name in event["frozen"] if name in hooked]
         if not unused and not frozen:
             continue
@@ -156,7 +158,6 @@ def unused_parameters(evidence: Evidence) -> Diagnosis | None:
             because.append(f"no gradient came for {listed(unused)}")
         if frozen:
             because.append(f"requires_grad was turned off after wrapping: {listed(frozen)}")
-        return Diagnosis(
-            strength=Strength.PROVEN, because=tuple(because), tensor=(unused + frozen)[0]
-        )
+        strength = Strength.LIKELY if static else Strength.PROVEN
+        return Diagnosis(strength=strength, because=tuple(because), tensor=(unused + frozen)[0])
     return None

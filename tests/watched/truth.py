@@ -103,6 +103,10 @@ def places(name: str, params: Mapping[str, Any]) -> dict[str, Place]:
         "clip_allreduce": {"rank0": Place(step=0, phase="gradients", tensors=LAST, odd=(0,))},
         "ddp_forward_bypassed": {"bypassed": first},
         "ema_buffers_local": {"local": evaluation},
+        "freeze_after_wrap": dict.fromkeys(
+            ("after_wrap", "small_buckets", "static_graph"),
+            Place(step=params.get("whole", 0), phase="gradients", tensors=LAST),
+        ),
         "init_differs": {"by_hand": unequal, "init_sync_off": unequal},
         "loss_gap": {"bypassed": first},
         "no_sync_wrong_half": {"forward_inside": first},
