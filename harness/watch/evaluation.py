@@ -131,7 +131,6 @@ class Evaluations:
 
     def wrapped(self, module: DistributedDataParallel, inner: nn.Module, number: int) -> None:
         """Look at the evaluations of a wrapper, and of the module that becomes its inner one."""
-        safely = self._context.safely
         own = weakref.ref(module)
         whole = Evaluated("wrapper", module, number, f"module{number}")
         part = Evaluated("inner", inner, number, f"inner{number}")
@@ -158,9 +157,9 @@ class Evaluations:
 
         name = "evaluations"
         self._handles += [
-            module.register_forward_pre_hook(ForwardHook(safely(name, before))),
-            module.register_forward_hook(ForwardHook(safely(name, after))),
-            inner.register_forward_hook(ForwardHook(safely(name, after_inner))),
+            module.register_forward_pre_hook(ForwardHook(self._context, name, before)),
+            module.register_forward_hook(ForwardHook(self._context, name, after)),
+            inner.register_forward_hook(ForwardHook(self._context, name, after_inner)),
         ]
 
     def _eval(self, module: nn.Module, *_: Any, **__: Any) -> None:
@@ -191,7 +190,7 @@ class Evaluations:
             self._look(one)
 
         self._handles.append(
-            module.register_forward_hook(ForwardHook(self._context.safely("evaluations", after)))
+            module.register_forward_hook(ForwardHook(self._context, "evaluations", after))
         )
 
     def _is_wrapped(self, module: nn.Module) -> bool:

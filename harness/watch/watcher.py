@@ -35,6 +35,7 @@ from harness.watch.folder import Folder, meeting_place, process_began
 from harness.watch.gathering import gather
 from harness.watch.hosts import ranks_here
 from harness.watch.instruments import Instruments
+from harness.watch.instruments.compiling import is_compiling
 from harness.watch.instruments.context import Context
 from harness.watch.journal import Journal
 from harness.watch.layout import EVALUATION, GRADIENTS, PARAMETERS, index_of
@@ -238,7 +239,7 @@ class Watcher:
     def _guard(self, act: Callable[..., None]) -> Callable[..., None]:
         def hook(*observed: Any) -> None:
             # A compiler would trace what is below into the user's graph.
-            if torch.compiler.is_compiling() or self.failed or os.getpid() != self._pid:
+            if is_compiling() or self.failed or os.getpid() != self._pid:
                 return
             try:
                 act(*observed)

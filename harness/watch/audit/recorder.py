@@ -157,7 +157,7 @@ class Recorder:
                 waiting += [(prefix + name, part) for name, part in module.named_children()]
 
     def _hooks(self, number: int, path: str, module: nn.Module) -> list[Any]:
-        safely = self._context.safely
+        context = self._context
 
         def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self._before_forward(number, path, args, kwargs)
@@ -165,7 +165,7 @@ class Recorder:
         def after(_: nn.Module, args: tuple[Any, ...], result: Any) -> None:
             self._after_forward(number, path, result)
 
-        first, last = ForwardHook(safely(NAME, before)), ForwardHook(safely(NAME, after))
+        first, last = ForwardHook(context, NAME, before), ForwardHook(context, NAME, after)
         return [
             module.register_forward_pre_hook(first, with_kwargs=True),
             module.register_forward_hook(last),

@@ -16,7 +16,8 @@ from harness.watch.modules import parameters_of
 class _Gradient:
     """The gradient of one parameter of an optimizer, looked at between backward passes."""
 
-    def __init__(self, parameter: torch.Tensor) -> None:
+    def __init__(self, number: int, parameter: torch.Tensor) -> None:
+        self.name = f"gradients of optimizer {number}"
         self.parameter = weakref.ref(parameter)
         self.before_backward = "none"
         """Its state when the backward pass began that is under way."""
@@ -74,7 +75,7 @@ class Backward:
             first = next((p for p in held if p.grad is not None), None)
             if first is None:
                 return
-            known = self._gradients[number] = _Gradient(first)
+            known = self._gradients[number] = _Gradient(number, first)
         known.look()
 
     def _before(self, tensors: Any, *_: Any, **__: Any) -> None:
@@ -84,18 +85,16 @@ class Backward:
             wrapper = reference()
             if wrapper is not None and not wrapper.require_backward_grad_sync:
                 window.count(f"backwards_without_sync of module {number}")
-        for number, gradient in self._gradients.items():
-            state, name = gradient.state(), f"gradients of optimizer {number}"
-            if state == "kept" and not window.has(name) and self._may_read(gradient):
+        for gradient in self._gradients.values():
+            state = gradient.state()
+            if state == "kept" and not window.has(gradient.name) and self._may_read(gradient):
                 state = "touched" if gradient.cleared_unseen() else state
             gradient.before_backward = state
         if self._context.updates < ALL_OF:
             window.add("backward_at", call_site())
         loss = loss_of(tensors)
-        if loss is not None and (
-            loss.device.type == "cpu" or window.is_sparse(self._context.updates)
-        ):
-            window.add("losses", float(loss.detach()))
+        if loss is not None and (loss.is_cpu or window.is_sparse(self._context.updates)):
+            window.add("losses", float(loss.item()))
 
     def _may_read(self, gradient: _Gradient) -> bool:
         parameter = gradient.parameter()
@@ -103,12 +102,12 @@ class Backward:
         return parameter is not None and (parameter.device.type == "cpu" or sparse)
 
     def _after(self, *_: Any, **__: Any) -> None:
-        for number, gradient in self._gradients.items():
+        for gradient in self._gradients.values():
             state = gradient.before_backward
             # Made from other gradients, such as a part of them, after backward: nothing was added.
             if state == "kept" and gradient.state() == "kept":
                 state = "touched"
-            self._context.window.add(f"gradients of optimizer {number}", state)
+            self._context.window.add(gradient.name, state)
             gradient.look()
 
 

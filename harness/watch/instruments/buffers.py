@@ -50,8 +50,7 @@ class Buffers:
                 overwritten=[name for name, now, was in held if not torch.equal(now, was)],
             )
 
-        safely = self._context.safely
-        handle = inner.register_forward_pre_hook(ForwardHook(safely("buffers", inside)))
+        handle = inner.register_forward_pre_hook(ForwardHook(self._context, "buffers", inside))
         self._handles.append(handle)
 
     def wrapped(self, module: DistributedDataParallel, number: int) -> None:
@@ -86,8 +85,7 @@ class Buffers:
                     for name, buffer in called.module.named_buffers()
                 ]
 
-        safely = self._context.safely
         self._handles += [
-            module.register_forward_pre_hook(ForwardHook(safely("buffers", before))),
-            module.register_forward_hook(ForwardHook(safely("buffers", after))),
+            module.register_forward_pre_hook(ForwardHook(self._context, "buffers", before)),
+            module.register_forward_hook(ForwardHook(self._context, "buffers", after)),
         ]

@@ -17,10 +17,27 @@ _LIBRARIES = (
 )
 
 
+_MOST = 10_000
+"""Files that are remembered; notebooks and generated code have a new one for every cell."""
 _FRAMEWORK = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]"
     r"(?:accelerate|lightning|lightning_fabric|pytorch_lightning|transformers)[/\\]"
 )
+
+
+_OURS, _USERS, _FRAMEWORKS = range(3)
+_WHOSE: dict[str, int] = {}
+"""File -> whose code it holds; asked for many times a step."""
+
+
+def _whose(name: str) -> int:
+    if name.startswith(_LIBRARIES):
+        found = _OURS
+    else:
+        found = _USERS if _FRAMEWORK.search(name) is None else _FRAMEWORKS
+    if len(_WHOSE) < _MOST:
+        _WHOSE[name] = found
+    return found
 
 
 def call_site() -> str | None:
@@ -34,9 +51,12 @@ def call_site() -> str | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith(_LIBRARIES):
+        whose = _WHOSE.get(name)
+        if whose is None:
+            whose = _whose(name)
+        if whose != _OURS:
             here = f"{name}:{frame.f_lineno}"
-            if _FRAMEWORK.search(name) is None:
+            if whose == _USERS:
                 if framework is None:
                     return here
                 own = own or here

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from harness.watch.instruments.compiling import is_compiling
 from harness.watch.journal import Journal
 from harness.watch.modules import Modules
 from harness.watch.schedule import is_sparse
@@ -33,19 +32,21 @@ class Window:
 
     def __init__(self) -> None:
         """Start with nothing."""
-        self._counts: Counter[str] = Counter()
+        self._counts: dict[str, int] = {}
         self._values: dict[str, list[Any]] = {}
         self._last: dict[str, Any] = {}
-        self._before: dict[int, tuple[Counter[str], dict[str, Any]]] = {}
+        self._before: dict[int, tuple[dict[str, int], dict[str, Any]]] = {}
 
     def count(self, name: str, by: int = 1) -> None:
         """Add to a counter, such as `backwards`."""
-        self._counts[name] += by
+        self._counts[name] = self._counts.get(name, 0) + by
 
     def add(self, name: str, value: Any) -> None:
         """Append to a list, such as `losses`; only the first ones are kept."""
-        values = self._values.setdefault(name, [])
-        if len(values) < MOST:
+        values = self._values.get(name)
+        if values is None:
+            self._values[name] = [value]
+        elif len(values) < MOST:
             values.append(value)
 
     def put(self, name: str, value: Any) -> None:
@@ -67,7 +68,7 @@ class Window:
     def take(self, optimizer: int, update: int) -> dict[str, Any] | None:
         """Return what there is and start anew; None where it is what it was the update before."""
         counts, values, last = self._counts, self._values, self._last
-        self._counts, self._values, self._last = Counter(), {}, {}
+        self._counts, self._values, self._last = {}, {}, {}
         as_before = self._before.get(optimizer) == (counts, last)
         self._before[optimizer] = counts, last
         if as_before and update >= ALL_OF and not self.is_sparse(update):
@@ -101,15 +102,21 @@ class Context:
         """
 
         def hook(*args: Any, **kwargs: Any) -> None:
-            if torch.compiler.is_compiling() or self.closed:
-                return
-            # A forked process, such as a worker of a DataLoader, is not this rank.
-            if name in self._failed or os.getpid() != self._pid:
+            if is_compiling() or not self.allows(name):
                 return
             try:
                 act(*args, **kwargs)
             except Exception as error:
-                self._failed.add(name)
-                self._note(f"no longer observed: {name} ({type(error).__name__}: {error})")
+                self.failed(name, error)
 
         return hook
+
+    def allows(self, name: str) -> bool:
+        """Say whether an instrument may look."""
+        # A forked process, such as a worker of a DataLoader, is not this rank.
+        return not self.closed and name not in self._failed and os.getpid() == self._pid
+
+    def failed(self, name: str, error: Exception) -> None:
+        """Call an instrument no more, and say so in the answer."""
+        self._failed.add(name)
+        self._note(f"no longer observed: {name} ({type(error).__name__}: {error})")

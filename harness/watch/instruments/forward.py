@@ -16,20 +16,26 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.watch.instruments.call_site import call_site
+from harness.watch.instruments.compiling import is_compiling
 from harness.watch.instruments.context import ALL_OF, Context
 
 
 class ForwardHook:
     """A hook that is left behind when its module is copied or pickled."""
 
-    def __init__(self, act: Callable[..., None]) -> None:
-        """Call `act(module, arguments, ...)`."""
+    def __init__(self, context: Context, name: str, act: Callable[..., None]) -> None:
+        """Call `act(module, arguments, ...)`, on behalf of the instrument `name`."""
+        self._context = context
+        self._name = name
         self._act = act
 
     def __call__(self, *args: Any) -> None:
-        """Let a compiler see nothing."""
-        if not torch.compiler.is_compiling():
-            self._act(*args)
+        """Let a compiler see nothing, and nothing out that is raised."""
+        if not is_compiling() and self._context.allows(self._name):
+            try:
+                self._act(*args)
+            except Exception as error:
+                self._context.failed(self._name, error)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Put a function of Python's own in its place that does nothing.
@@ -57,7 +63,6 @@ class Forward:
 
     def wrapped(self, module: DistributedDataParallel, inner: nn.Module, number: int) -> None:
         """Observe a wrapper, and the module that is becoming its inner one, from now on."""
-        safely = self._context.safely
         own = weakref.ref(module)
         seen = False
         of_module = f"forwards of module {number}"
@@ -104,9 +109,9 @@ class Forward:
 
         name = "forward passes"
         self._handles += [
-            module.register_forward_pre_hook(ForwardHook(safely(name, before))),
-            module.register_forward_hook(ForwardHook(safely(name, after))),
-            inner.register_forward_pre_hook(ForwardHook(safely(name, before_inner))),
+            module.register_forward_pre_hook(ForwardHook(self._context, name, before)),
+            module.register_forward_hook(ForwardHook(self._context, name, after)),
+            inner.register_forward_pre_hook(ForwardHook(self._context, name, before_inner)),
         ]
 
 

@@ -84,12 +84,12 @@ class Inputs:
             event, pending = pending, None
             context.journal.write("inputs", **event, after=random_state())
 
-        safely = context.safely
+        instrument = "samples and randomness"
         self._handles += [
             module.register_forward_pre_hook(
-                ForwardHook(safely("samples and randomness", before)), with_kwargs=True
+                ForwardHook(context, instrument, before), with_kwargs=True
             ),
-            module.register_forward_hook(ForwardHook(safely("samples and randomness", after))),
+            module.register_forward_hook(ForwardHook(context, instrument, after)),
         ]
 
 
