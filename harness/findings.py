@@ -217,6 +217,15 @@ def mean_is(values: Sequence[float], expected: float, what: str) -> Finding:
     return unknown(f"{reason}: too near for this many values", **found, evidence=evidence)
 
 
+def mean_exceeds(values: Sequence[float], bound: float, what: str) -> Finding:
+    """Decide: the mean of independent values is above a bound; one that equals it is not."""
+    finding = mean_is(values, bound, what)
+    mean = finding.evidence.get("mean")
+    if isinstance(mean, float) and mean < bound:
+        return dataclasses.replace(finding, outcome=Outcome.REFUTED)
+    return negated(finding)
+
+
 def negated(finding: Finding) -> Finding:
     """Return the finding about the opposite statement; what is unknown stays so."""
     flipped = {Outcome.HOLDS: Outcome.REFUTED, Outcome.REFUTED: Outcome.HOLDS}

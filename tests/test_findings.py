@@ -15,6 +15,7 @@ from harness.findings import (
     is_rounding,
     like_one_process,
     matches,
+    mean_exceeds,
     mean_is,
     negated,
     ranks_agree,
@@ -249,6 +250,35 @@ def test_mean_is_counts_in_standard_errors(expected, outcome):
 @pytest.mark.parametrize("values", [[], [1.0], [1.0, math.nan]])
 def test_mean_is_needs_values(values):
     assert mean_is(values, 1.0, "x").outcome is UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("bound", "outcome"),
+    [
+        (-2.01, HOLDS),
+        (-1.99, UNKNOWN),
+        (-0.01, UNKNOWN),
+        (0.01, REFUTED),
+        (2.0, REFUTED),
+        (5.0, REFUTED),
+        (9.0, REFUTED),
+    ],
+)
+def test_mean_exceeds_only_where_it_is_clearly_above(bound, outcome):
+    # Mean 2 and a standard error of 0.5, as above.
+    off = math.sqrt(3) / 2
+
+    assert mean_exceeds([2 - off, 2 - off, 2 + off, 2 + off], bound, "x").outcome is outcome
+
+
+@pytest.mark.parametrize(("value", "outcome"), [(1.0, REFUTED), (1.5, HOLDS), (0.5, REFUTED)])
+def test_mean_exceeds_of_values_that_are_all_one(value, outcome):
+    assert mean_exceeds([value] * 8, 1.0, "x").outcome is outcome
+
+
+@pytest.mark.parametrize("values", [[], [1.0], [1.0, math.nan]])
+def test_mean_exceeds_needs_values(values):
+    assert mean_exceeds(values, 0.0, "x").outcome is UNKNOWN
 
 
 @pytest.mark.parametrize(
