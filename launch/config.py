@@ -47,8 +47,17 @@ class Config:
     """The resolved configuration as YAML."""
 
 
-def read(cfg: DictConfig, problems: Sequence[str] = ()) -> Config:
-    """Return the typed configuration; `problems` are those that are known already.
+def read(
+    cfg: DictConfig,
+    problems: Sequence[str] = (),
+    choices: Mapping[str, str | None] | None = None,
+) -> Config:
+    """Return the typed configuration.
+
+    Args:
+        cfg: what was composed.
+        problems: what is known to be wrong already.
+        choices: the option of each group; None = ask Hydra, which composed it.
 
     Raises:
         UsageError: naming all of them and every value that does not fit, at once.
@@ -59,9 +68,11 @@ def read(cfg: DictConfig, problems: Sequence[str] = ()) -> Config:
         said = f"{error.full_key!s}: " if error.full_key else ""
         raise UsageError("\n".join([*problems, said + str(error).splitlines()[0]])) from error
     assert isinstance(data, dict)
-    from hydra.core.hydra_config import HydraConfig
+    if choices is None:
+        from hydra.core.hydra_config import HydraConfig
 
-    choices = HydraConfig.get().runtime.choices
+        choices = HydraConfig.get().runtime.choices
+    assert choices is not None
     name = choices.get("scenario")
     launch = data["launch"] or {}
     params = data.get("scenario") or {}

@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
@@ -24,6 +25,9 @@ from harness.plan import Layout, Plan
 from launch import torchrun
 
 ROOT = Path(__file__).resolve().parent.parent
+_TURN = threading.Lock()
+"""Threads may run a batch each. Whenever a process is started, multiprocessing looks for others
+that have ended, and an exit code can be read once: two that look at the same time lose it."""
 
 
 def usable() -> bool:
@@ -41,10 +45,12 @@ class WarmRanks:
 
     def poll(self, seconds: float) -> Mapping[int, int | None]:
         """Wait until a rank ends or the time is over; return rank -> exit code."""
-        alive = [p.sentinel for p in self._processes.values() if p.exitcode is None]
+        with _TURN:
+            alive = [p.sentinel for p in self._processes.values() if p.exitcode is None]
         if alive:
             wait(alive, timeout=seconds)
-        return {rank: process.exitcode for rank, process in self._processes.items()}
+        with _TURN:
+            return {rank: process.exitcode for rank, process in self._processes.items()}
 
     def leaving(self) -> bool:
         """Return False: exit codes are known at once."""
@@ -52,16 +58,18 @@ class WarmRanks:
 
     def signal(self, number: int) -> None:
         """Send a signal to every rank that still runs."""
-        for process in self._processes.values():
-            if process.exitcode is None and process.pid is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, number)
+        with _TURN:
+            for process in self._processes.values():
+                if process.exitcode is None and process.pid is not None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process.pid, number)
 
     def stop(self) -> None:
         """Kill what still runs and wait for it."""
         self.signal(signal.SIGKILL)
-        for process in self._processes.values():
-            process.join()
+        with _TURN:
+            for process in self._processes.values():
+                process.join()
 
 
 class Warm:
@@ -107,7 +115,8 @@ class Warm:
                     ),
                     name=f"rank{rank}",
                 )
-                process.start()
+                with _TURN:
+                    process.start()
                 processes[rank] = process
         except BaseException:
             WarmRanks(processes, ()).stop()

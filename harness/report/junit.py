@@ -23,7 +23,15 @@ def write(layout: Layout, scenario: Scenario, verdict: Verdict) -> None:
 
 
 def text(scenario: Scenario, verdict: Verdict) -> str:
-    """Return the verdict as one JUnit test suite."""
+    """Return the verdict as a JUnit file with one test suite."""
+    return (
+        '<?xml version="1.0" encoding="UTF-8"?>\n'
+        f"<testsuites>{suite(scenario, verdict)}</testsuites>\n"
+    )
+
+
+def suite(scenario: Scenario, verdict: Verdict) -> str:
+    """Return the verdict as one JUnit test suite, which others may stand beside."""
     items = judged(scenario, verdict)
     cases = [_case(item, verdict) for item in items]
     undecided = sum(not item.expected and _undecided(item) for item in items)
@@ -47,10 +55,7 @@ def text(scenario: Scenario, verdict: Verdict) -> str:
         f'<property name="headline" value="{_attribute(verdict.headline)}"/></properties>'
     )
     body = "\n".join(cases)
-    return (
-        f'<?xml version="1.0" encoding="UTF-8"?>\n<testsuites>{head}\n{body}\n'
-        "</testsuite></testsuites>\n"
-    )
+    return f"{head}\n{body}\n</testsuite>"
 
 
 def _case(item: Judged, verdict: Verdict) -> str:
