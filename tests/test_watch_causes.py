@@ -601,6 +601,9 @@ def test_a_loss_scale_of_its_own():
         return [*SYNCHRONISED, scale(65536.0, 0), *grown, passes(number=8)]
 
     assert only(evidence(events), "loss_scale_differs")
+    by_hand = {"kind": "reduced_by_hand", "step": 0, "optimizer": 0, "update": 0, "names": ["w"]}
+    given = evidence(lambda rank: [by_hand, *events(rank)[3:]])
+    assert "loss_scale_differs" in found(given)
     # Ranks without a wrapper may each train a model of their own.
     assert found(evidence(lambda rank: events(rank)[3:])) == set()
 
@@ -645,6 +648,21 @@ def test_running_statistics_of_the_model_that_is_trained(what, sync, cause):
     events = [wrap(), wrapper(sync_buffers=sync), evaluation(what, source)]
     given = evidence(events, parted("evaluation", "buffer", MEAN), source=source)
     assert found(given) == ({cause} if cause else set())
+
+
+@pytest.mark.parametrize(
+    ("names", "cause"),
+    [
+        (("norm.running_var",), "sync_norm_local_count"),
+        (("norm.running_mean", "norm.running_var"), "bn_stats_local"),
+        (("norm.running_var", "other.running_mean"), "bn_stats_local"),
+    ],
+)
+def test_variances_that_part_alone_were_combined_with_the_wrong_counts(names, cause):
+    source = "module 0 (Net)"
+    events = [wrap(), wrapper(), evaluation("inner", source)]
+    given = evidence(events, parted("evaluation", "buffer", names), source=source)
+    assert found(given) == {cause}
 
 
 @pytest.mark.parametrize("average", [True, False])

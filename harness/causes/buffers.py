@@ -45,6 +45,8 @@ def bn_stats_local(evidence: Evidence) -> Diagnosis | None:
     found, event = unequal if unequal is not None else (None, None)
     if found is None or event is None or event["what"] not in ("wrapper", "inner"):
         return None
+    if _variances_alone(found):
+        return None
     told = next(
         (one for one in evidence.events("wrapper") if one["module"] == event["module"]), None
     )
@@ -60,6 +62,45 @@ def bn_stats_local(evidence: Evidence) -> Diagnosis | None:
         strength=Strength.PROVEN,
         because=(because, f"unequal: {listed([one.name for one in found.differences])}"),
         where=event["at"],
+    )
+
+
+def _variances_alone(found: Divergence) -> bool:
+    """Say whether running variances differ, and no running mean does."""
+    return all(one.name.rpartition(".")[2] == "running_var" for one in found.differences)
+
+
+@cause(
+    family="buffers",
+    sees="With batches of unequal size running_var differs between ranks and running_mean does "
+    "not; N ranks do not train like one process.",
+    why="A synchronised norm combines the moments of all ranks as if each had as many values as "
+    "it has itself. Their weights are then wrong, and so is the factor n / (n - 1), which is each "
+    "rank's own.",
+    confirm="Train with batches of one size on all ranks: the running variances agree.",
+    change="gather the counts along with the moments, and weight by them",
+    fix="""
+count = torch.tensor(float(len(x)))
+dist.all_reduce(count)                 # not len(x) * world_size
+mean = all_reduce(x.mean(0) * len(x) / count)
+""",
+    reported=("pytorch/pytorch#22192",),
+)
+def sync_norm_local_count(evidence: Evidence) -> Diagnosis | None:
+    """Recognise unequal running variances beside running means that are synchronised."""
+    unequal = _unequal(evidence)
+    found, event = unequal if unequal is not None else (None, None)
+    if found is None or event is None or not _variances_alone(found):
+        return None
+    return Diagnosis(
+        # Somebody may have written into them, such as a clip on one rank.
+        strength=Strength.LIKELY,
+        because=(
+            f"running variances differ and running means do not: "
+            f"{listed([one.name for one in found.differences])}",
+        ),
+        where=event["at"],
+        tensor=found.differences[0].name,
     )
 
 

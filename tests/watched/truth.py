@@ -132,6 +132,9 @@ def places(name: str, params: Mapping[str, Any]) -> dict[str, Place]:
             "plain_clip_rank0_off": Place(step=3, phase="evaluation", tensors=()),
             "plain_clip_rank1_off": Place(step=3, phase="evaluation", tensors=()),
         },
+        "syncbn_count": {
+            "own_count": Place(step=3, phase="evaluation", tensors=("1.running_var",))
+        },
         "unfrozen_after_wrap": {"thawed": thaw, "flag": thaw},
     }.get(name, {})
 
