@@ -298,6 +298,20 @@ def test_other_numbers_of_passes_on_one_rank():
     assert next(iter(diagnose(given))).ranks == (1,)
 
 
+def test_an_update_that_the_scaler_of_one_rank_skipped_is_the_scalers():
+    def events(rank, halved_at=1):
+        odd = [passes(2, backwards=2, number=1)] if rank == 1 else [passes(number=1)]
+        halved = [scale(32768.0, halved_at)] if rank == 1 else []
+        later = [passes(number=number) for number in range(2, 9)]
+        return [*SYNCHRONISED, scale(65536.0, 0), passes(), *halved, *odd, *later]
+
+    given = evidence(events, parted(groups=ONE_ODD, step=1))
+    assert only(given, "loss_scale_differs")
+    # One that was halved only afterwards is no reason.
+    given = evidence(lambda rank: events(rank, halved_at=5), parted(groups=ONE_ODD, step=1))
+    assert "update_skipped_on_one_rank" in found(given)
+
+
 def test_of_two_ranks_the_one_that_did_otherwise_than_before_is_the_odd_one():
     def events(rank):
         return [

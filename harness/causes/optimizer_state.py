@@ -195,18 +195,20 @@ def out_of_band_write(evidence: Evidence) -> Diagnosis | None:
 @cause(
     family="optimizer state",
     sees="Under mixed precision the gradients of one rank weigh more or less than the others'.",
-    why="A GradScaler decides for itself: one that has seen an overflow on one rank only scales "
-    "the loss of that rank by another factor, and the average of the gradients mixes them.",
+    why="A GradScaler decides for itself: one that has seen an overflow on one rank only skips "
+    "that rank's update and scales its loss by another factor from then on.",
     confirm="Print scaler.get_scale() on every rank.",
     change="let all ranks see an overflow, so that their scalers decide alike",
     fix="""
 scaler.scale(loss).backward()          # through the wrapper: the average carries inf to all ranks
+# averaged by hand: before unscale_, which notes whether this rank's gradients are finite
 """,
     reported=("facebookresearch/mmf#1073",),
 )
 def loss_scale_differs(evidence: Evidence) -> Diagnosis | None:
     """Recognise a loss scale that is not the same on all ranks after as many updates."""
-    if not any(evidence.events("wrap")):
+    # Ranks that share no gradients may each train a model of their own.
+    if not any(evidence.events("wrap")) and not any(evidence.events("reduced_by_hand")):
         return None
     # A scale is written down where it changes; a rank that is behind has not changed it yet.
     reached = min((events[-1]["step"] for events in evidence.journals.values()), default=0)

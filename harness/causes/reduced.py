@@ -6,6 +6,7 @@ from collections import Counter
 
 from harness.causes.cause import Diagnosis, Strength, cause
 from harness.causes.initial_state import structure_differs
+from harness.causes.optimizer_state import loss_scale_differs
 from harness.causes.synchronisation import (
     ddp_forward_bypassed,
     no_sync_wrong_half,
@@ -136,6 +137,10 @@ def update_skipped_on_one_rank(evidence: Evidence) -> Diagnosis | None:
         usual = earlier.get(evidence.ranks[0], (0, 0))
     odd = [rank for rank, count in counts.items() if count != usual]
     if not odd or len(odd) == len(counts):
+        return None
+    scaled = loss_scale_differs(evidence)
+    if scaled is not None and (scaled.step or 0) <= unequal.step:
+        # The scaler of that rank has skipped it.
         return None
     forwards, backwards = counts[odd[0]]
     return Diagnosis(
