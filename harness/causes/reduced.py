@@ -138,9 +138,7 @@ def update_skipped_on_one_rank(evidence: Evidence) -> Diagnosis | None:
     odd = [rank for rank, count in counts.items() if count != usual]
     if not odd or len(odd) == len(counts):
         return None
-    scaled = loss_scale_differs(evidence)
-    if scaled is not None and (scaled.step or 0) <= unequal.step:
-        # The scaler of that rank has skipped it.
+    if _skipped_by_scaler(evidence, unequal.step):
         return None
     forwards, backwards = counts[odd[0]]
     return Diagnosis(
@@ -170,6 +168,15 @@ _BEFORE_BACKWARD_IS_OVER = (
 )
 
 
+def _skipped_by_scaler(evidence: Evidence, step: int) -> bool:
+    """Say whether scalers had come to other decisions by that update."""
+    scaled = loss_scale_differs(evidence)
+    return scaled is not None and (scaled.step or 0) <= step
+
+
 def _otherwise_explained(evidence: Evidence) -> bool:
+    unequal = unequal_gradients(evidence)
+    if unequal is not None and _skipped_by_scaler(evidence, unequal.step):
+        return True
     rules = (structure_differs, *_BEFORE_BACKWARD_IS_OVER)
     return any(rule(evidence) for rule in rules)
