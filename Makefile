@@ -2,6 +2,10 @@
 ##
 ##   make repro scenario=NAME gpus=4   run one failure and say what is true; creates .venv first
 ##   make sweep scenario=NAME gpus=2,4 seed=1,2,3     every combination, in one table
+##   make corpus gpus=4                every scenario, or scenarios=A,B or family=X; gpus=2,3,4,8 for
+##                                     several numbers of ranks; continue=latest after Ctrl-C
+##   make corpus-diff a=previous b=latest   what two of them say otherwise: torch, gloo and NCCL,
+##                                     numbers of ranks (a=latest@2 b=latest@4)
 ##   make list                         the scenarios and what each one shows
 ##   make judge run=results/NAME/RUN   recompute the verdict of a finished run, without ranks; the
 ##                                     newest one with run=latest or run=results/NAME
@@ -38,8 +42,8 @@ PYTHON ?= python3
 .DEFAULT_GOAL := help
 .SUFFIXES:
 .DELETE_ON_ERROR:
-TARGETS := help repro sweep list judge report readme claims doctor test check lint types layers format \
-           test-gpu bench wheel integrations lock clean
+TARGETS := help repro sweep corpus corpus-diff list judge report readme claims doctor test check \
+           lint types layers format test-gpu bench wheel integrations lock clean
 .PHONY: $(TARGETS) FORCE
 
 # make would expand the `$` in an exported value, and fail at an unmatched one. The values travel
@@ -82,6 +86,12 @@ repro: $(READY)
 
 sweep: $(READY)
 	$(RUN) all launch -m
+
+corpus: $(READY)
+	$(RUN) all launch.corpus
+
+corpus-diff: $(READY)
+	$(RUN) all launch.corpus.diff
 
 # Needs no package, so it waits for no installation.
 list:

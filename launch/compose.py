@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from harness.errors import UsageError
 from launch import arguments
@@ -46,36 +46,41 @@ def compose(
     Raises:
         UsageError: if anything does not fit; says what to type.
     """
-    data = copy.deepcopy(_top())
+    data = _top()
     data |= {"gpus": gpus, "device": device, "seed": seed, "results": str(results)}
     cfg = OmegaConf.create(data)
-    cfg.scenario = OmegaConf.merge(values(name), dict(params or {}))
+    cfg.scenario = values(name) | dict(params or {})
     cfg.launch = _file("launch", launch)
     cfg.tracker = {}
     return configuration.read(cfg, choices={"scenario": name, "tracker": "none"})
 
 
-def values(name: str) -> DictConfig:
+def values(name: str) -> dict[str, Any]:
     """Return the default values of a scenario's parameters, wherever they are kept.
 
     Raises:
         UsageError: if there are none.
     """
-    return copy.deepcopy(_file("scenario", name))
+    return _file("scenario", name)
 
 
-@functools.cache
 def _top() -> dict[str, Any]:
-    data: Any = OmegaConf.to_container(OmegaConf.load(arguments.CONF / "config.yaml"))
+    data = _read(arguments.CONF / "config.yaml")
     return {key: value for key, value in data.items() if key not in OF_HYDRA}
 
 
-def _file(group: str, name: str) -> DictConfig:
+def _file(group: str, name: str) -> dict[str, Any]:
     for folder in arguments.conf_folders():
         path = folder / group / f"{name}.yaml"
         if path.exists():
-            found = OmegaConf.load(path)
-            if isinstance(found, DictConfig):
-                return found
-            raise UsageError(f"{path} holds no key: value lines")
+            return copy.deepcopy(_read(path))
     raise UsageError(f"{group} {name} has no values: there is no {group}/{name}.yaml in conf/")
+
+
+@functools.cache
+def _read(path: Path) -> dict[str, Any]:
+    # Reading YAML takes as long as all the rest, and each file is needed for every number of ranks.
+    data: Any = OmegaConf.to_container(OmegaConf.load(path))
+    if not isinstance(data, dict):
+        raise UsageError(f"{path} holds no key: value lines")
+    return {str(key): value for key, value in data.items()}

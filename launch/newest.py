@@ -12,7 +12,6 @@ from harness.errors import HarnessError
 from harness.plan import Layout, Plan
 from launch.runs import read_json
 
-CONF = Path(__file__).resolve().parent.parent / "conf" / "scenario"
 CORPUS = "corpus"
 """The folder of results in which each run of the whole corpus has a directory of its own."""
 
@@ -70,7 +69,6 @@ def sound(name: str, results: Path, *, conclusions: tuple[str, ...] = ()) -> End
 
 def defaults(name: str) -> dict[str, Any]:
     """Return the values that a scenario's parameters have unless somebody types others."""
-    from omegaconf import OmegaConf
+    from launch.compose import values
 
-    data: Any = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
-    return {str(key): value for key, value in data.items()}
+    return values(name)

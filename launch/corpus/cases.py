@@ -132,7 +132,7 @@ def chosen(names: Sequence[str], family: str) -> list[tuple[str, Scenario | None
 def _unfit(name: str, scenario: Scenario, gpus: int) -> tuple[str, str]:
     """Return state and reason of a scenario that its default values keep from so many ranks."""
     try:
-        params = {str(key): value for key, value in values(name).items()}
+        params = values(name)
         wrong = violations(scenario.params, params)
         if wrong:
             return FAILED, "\n".join(wrong)
