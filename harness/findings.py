@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from harness.errors import MissingRecord
 from harness.floor import Effect, Floor, permutation_floor
 from harness.scenario import Finding, Outcome, Scalar, holds, refuted, unknown
+from harness.tables import relative_l2
 
 if TYPE_CHECKING:
     from harness.tables import Tables
@@ -25,7 +26,15 @@ OTHER_SE = 8.0
 """A mean this far away or further counts as different; between the two nothing is said."""
 
 
-def matches(t: Tables, arm: str, reference: str, name: str, *, step: int | None = None) -> Finding:
+def matches(
+    t: Tables,
+    arm: str,
+    reference: str,
+    name: str,
+    *,
+    step: int | None = None,
+    times: float = 1.0,
+) -> Finding:
     """Decide: every rank of the arm holds the reference's tensor, up to rounding.
 
     The floor is how far the reference's own repeats move under permuted reductions.
@@ -36,6 +45,7 @@ def matches(t: Tables, arm: str, reference: str, name: str, *, step: int | None 
         reference: arm with at least 20 permuted repeats; its rank 0 is compared with.
         name: of a snapshot that both took in phase "".
         step: where; None = the last step at which the reference took it.
+        times: how often each rank is said to hold the reference's tensor.
 
     Raises:
         MissingRecord: if a snapshot is missing, or no permutation moved the reference.
@@ -43,13 +53,13 @@ def matches(t: Tables, arm: str, reference: str, name: str, *, step: int | None 
     t.require(arm, reference)
     at = list(t.series(reference, f"{name}.digest", phase=""))[-1] if step is None else step
     floor = permutation_floor(t.permuted(reference, name, step=at))
-    effects = {
-        rank: Effect(value=t.distance(arm, reference, name, step=at, rank=rank), floor=floor)
-        for rank in t.ranks(arm)
-    }
+    due = times * t.snapshot(reference, name, step=at)
+    gaps = {r: relative_l2(t.snapshot(arm, name, step=at, rank=r), due) for r in t.ranks(arm)}
+    effects = {rank: Effect(value=gap, floor=floor) for rank, gap in gaps.items()}
     # NaN compares with nothing, and a weight that is not finite is the worst there is.
     worst = max(effects.values(), key=lambda e: math.inf if math.isnan(e.value) else e.value)
-    reason = f"{name} of {arm} after step {at} are {worst} from {reference}"
+    said = "" if times == 1.0 else f"{times:.4g} times "
+    reason = f"{name} of {arm} after step {at} are {worst} from {said}{reference}"
     finding = is_rounding(worst.value, floor, reason, "relative L2 distance")
     evidence: dict[str, Scalar] = {"step": at, **finding.evidence}
     evidence |= {f"rank_{rank}": effect.value for rank, effect in effects.items()}

@@ -98,6 +98,19 @@ def test_matches_can_look_at_an_earlier_step(tmp_path):
         matches(t, "many", "one_process", "w", step=0)
 
 
+def test_matches_can_ask_for_a_multiple(tmp_path):
+    rows = [
+        held("one_process", 0, 3, f"r{repeat}", 1.0, ONE if repeat else 0.0, repeat=repeat)
+        for repeat in range(21)
+    ]
+    rows += [held("many", rank, 3, "three", 3.0, 0.0) for rank in range(2)]
+    t = tables(tmp_path, {"one_process": 1, "many": 2}, rows, repeats={"one_process": 21})
+
+    assert matches(t, "many", "one_process", "w", times=3).outcome is HOLDS
+    assert matches(t, "many", "one_process", "w", times=2).outcome is REFUTED
+    assert matches(t, "many", "one_process", "w").outcome is REFUTED
+
+
 def test_like_one_process_wants_one_tensor_on_all_ranks_too(tmp_path):
     same = against_one_process(tmp_path / "same", ONE, ONE)
     apart = against_one_process(tmp_path / "apart", ONE, 2 * ONE)
