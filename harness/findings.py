@@ -24,6 +24,7 @@ SAME_SE = 4.0
 """A mean so many standard errors from a value counts as equal: 1 false alarm in 16,000."""
 OTHER_SE = 8.0
 """A mean this far away or further counts as different; between the two nothing is said."""
+TOO_NEAR = ": too near for this many values"
 
 
 def matches(
@@ -224,7 +225,7 @@ def mean_is(values: Sequence[float], expected: float, what: str) -> Finding:
         return holds(reason, **found, evidence=evidence)
     if away >= OTHER_SE * error:
         return refuted(reason, **found, evidence=evidence)
-    return unknown(f"{reason}: too near for this many values", **found, evidence=evidence)
+    return unknown(reason + TOO_NEAR, **found, evidence=evidence)
 
 
 def mean_exceeds(values: Sequence[float], bound: float, what: str) -> Finding:
@@ -232,7 +233,8 @@ def mean_exceeds(values: Sequence[float], bound: float, what: str) -> Finding:
     finding = mean_is(values, bound, what)
     mean = finding.evidence.get("mean")
     if isinstance(mean, float) and mean < bound:
-        return dataclasses.replace(finding, outcome=Outcome.REFUTED)
+        reason = finding.reason.removesuffix(TOO_NEAR)
+        return dataclasses.replace(finding, outcome=Outcome.REFUTED, reason=reason)
     return negated(finding)
 
 

@@ -281,7 +281,10 @@ def test_mean_exceeds_only_where_it_is_clearly_above(bound, outcome):
     # Mean 2 and a standard error of 0.5, as above.
     off = math.sqrt(3) / 2
 
-    assert mean_exceeds([2 - off, 2 - off, 2 + off, 2 + off], bound, "x").outcome is outcome
+    finding = mean_exceeds([2 - off, 2 - off, 2 + off, 2 + off], bound, "x")
+
+    assert finding.outcome is outcome
+    assert ("too near" in finding.reason) is (outcome is UNKNOWN)
 
 
 @pytest.mark.parametrize(("value", "outcome"), [(1.0, REFUTED), (1.5, HOLDS), (0.5, REFUTED)])
