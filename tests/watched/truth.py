@@ -44,6 +44,7 @@ class Truth:
 OTHER_CAUSE = {
     "clip_allreduce/rank0": "gradient_changed_on_one_rank",
     "clip_allreduce/scaled": "clip_before_unscale",
+    "context_parallel_loss/all_tokens": "loss_divided_by_world",
     "loss_gap/bypassed": "ddp_forward_bypassed",
     "optimizer_state_lost/rank0_only": "optimizer_state_differs",
     "syncbn_clip/freeze_late": "unused_parameters",
@@ -61,12 +62,16 @@ NO_UPDATE = "the arm makes no update, so there is nothing to watch"
 HOOK = "what a communication hook does is a choice of the script's: said as a fact, not replayed"
 PARTS = "ranks hold different parameters, which one process cannot replay"
 EDIT = "buffers that a script writes on all ranks alike are what averaging them by hand looks like"
+CAUGHT = "the arm catches the error that says it; tests of hangs leave it to the watcher"
 UNSEEN = {
+    "buffer_inplace/averaged": CAUGHT,
     "clip_allreduce/fsdp1_shards": NO_UPDATE,
     "clip_allreduce/fsdp2_shards": NO_UPDATE,
     "metric_average/over_ranks": NO_UPDATE,
     "metric_average/over_batches": NO_UPDATE,
     "clip_allreduce/hook_before": HOOK,
+    "context_parallel_loss/all_tokens": "a sum divided by a number: by which one is the script's",
+    "context_parallel_loss/all_padding": "a mean of no labels is NaN and has no weight to compare",
     "expert_grad_scale/by_own_group": PARTS,
     "low_precision_reduction/bfloat16": HOOK,
     "low_precision_reduction/float16": HOOK,
