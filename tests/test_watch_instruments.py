@@ -413,13 +413,13 @@ def test_what_a_script_notes_in_a_parameter_group_is_no_setting():
     assert not any("local_loss" in name for name in names)
     # A note that changes is no other setting, and a rate that changes is.
     assert not stream.changed()
-    lr = stream.before(sampled=False)
+    lr = stream.before(0)
     optimizer.param_groups[0]["local_loss"] = 0.5
     stream.changed()
-    assert stream.before(sampled=False) == lr
+    assert stream.before(0) == lr
     optimizer.param_groups[0]["lr"] = 0.5
     stream.changed()
-    assert stream.before(sampled=False) != lr
+    assert stream.before(0) != lr
 
 
 def test_a_replaced_layer_is_nobodys_and_the_old_one_stays_with_the_optimizer(observed):

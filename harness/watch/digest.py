@@ -28,6 +28,8 @@ from harness.watch.sample import has_parts, is_sampled, part_of, sample
 
 _PLANS = 16
 """Sets of tensors remembered at the same time; a network with unused parameters has several."""
+STAGED = 1 << 21
+"""Bytes of gradients, or samples of them, up to which they are copied to wait for parameters."""
 _CPU = torch.device("cpu")
 _DEFERRED = ("cuda",)
 """Devices that compute digests themselves, behind the back of the program. Others are copied."""
@@ -66,7 +68,11 @@ class Digester:
     ) -> list[int] | Pending:
         """Return the digests after `before`, without waiting for a GPU that has them to compute.
 
-        With `part` only that part of the large ones is read.
+        Args:
+            tensors: what to read.
+            sampled: read no more than a sample of the large ones.
+            part: read no more than this part of the large ones.
+            before: digests to put in front.
 
         Raises:
             RuntimeError: the GPU is recording a graph, which digests must not become a part of.
@@ -74,11 +80,10 @@ class Digester:
         if not tensors:
             return list(before)
         with torch.no_grad(), _no_modes():
-            if part is not None:
-                tensors = [
-                    part_of(t, part) if t is not None and has_parts(t) else t for t in tensors
-                ]
-            dense = [None if t is None else _dense(t, sampled=sampled) for t in tensors]
+            if part is None:
+                dense = [None if t is None else _dense(t, sampled=sampled) for t in tensors]
+            else:
+                dense = _parts(tensors, part)
             devices = list(dict.fromkeys([t.device for t in dense if t is not None])) or [_CPU]
             if devices == [_CPU] and "cpu" not in _DEFERRED:
                 return [*before, *self._plan(dense, _CPU).numbers(dense)]
@@ -92,14 +97,59 @@ class Digester:
                 parts.append((places, Coming(self._plan(there, device).digests(there))))
             return Pending(before, parts)
 
-    def _plan(self, dense: Sequence[torch.Tensor | None], device: torch.device) -> Plan:
-        key = (device, *[None if t is None else (t.shape, t.dtype) for t in dense])
+    def stage(
+        self,
+        first: Sequence[torch.Tensor | None],
+        then: Sequence[torch.Tensor | None],
+        part: int | None,
+    ) -> Staged | None:
+        """Copy samples of what is read now, to be digested together with what is read later.
+
+        None where that would be much, or is not in the memory of the processor.
+
+        Args:
+            first: what may be another thing later.
+            then: what will be given to `Staged.finish`.
+            part: as in `later`, of the second ones.
+        """
+        with torch.no_grad(), _no_modes():
+            held = [None if t is None else _dense(t, sampled=True) for t in first]
+            size = 0
+            for tensor in held:
+                size += 0 if tensor is None else tensor.nbytes if tensor.is_cpu else STAGED + 1
+            if size > STAGED or not all(t is None or t.is_cpu for t in then):
+                return None
+            count = len(first)
+            plan = self._plan([*held, *_parts(then, part)], _CPU, staged=count)
+            plan.stage(held)
+            return Staged(plan, count, part)
+
+    def _plan(
+        self, dense: Sequence[torch.Tensor | None], device: torch.device, staged: int = 0
+    ) -> Plan:
+        key = (device, staged, *[None if t is None else (t.shape, t.dtype) for t in dense])
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= _PLANS:
                 del self._plans[next(iter(self._plans))]
-            plan = self._plans[key] = Plan(dense, device)
+            plan = self._plans[key] = Plan(dense, device, staged)
         return plan
+
+
+class Staged:
+    """Copies of tensors that wait for others: one product takes less than two."""
+
+    def __init__(self, plan: Plan, count: int, part: int | None) -> None:
+        """Wait for those of the plan that come after so many."""
+        self._plan = plan
+        self._count = count
+        self._part = part
+
+    def finish(self, tensors: Sequence[torch.Tensor | None]) -> tuple[list[int], list[int]]:
+        """Return the digests of what was copied, and of these."""
+        with torch.no_grad(), _no_modes():
+            found = self._plan.numbers(_parts(tensors, self._part), self._count)
+        return found[: self._count], found[self._count :]
 
 
 def _no_modes() -> contextlib.AbstractContextManager[object]:
@@ -113,6 +163,17 @@ def _no_modes() -> contextlib.AbstractContextManager[object]:
 def _without_modes():  # type: ignore[no-untyped-def]  # noqa: ANN202
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
+
+
+def _parts(tensors: Sequence[torch.Tensor | None], part: int | None) -> list[torch.Tensor | None]:
+    found: list[torch.Tensor | None] = []
+    for tensor in tensors:
+        if tensor is not None:
+            if part is not None and has_parts(tensor):
+                tensor = part_of(tensor, part)
+            tensor = _dense(tensor, sampled=False)
+        found.append(tensor)
+    return found
 
 
 def _dense(tensor: torch.Tensor, *, sampled: bool) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,11 +56,14 @@ class _InPlace:
 class Plan:
     """The buffers and weights for one list of shapes on one device, made once."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor | None], device: torch.device) -> None:
-        """Make them for tensors of these sizes."""
+    def __init__(
+        self, tensors: Sequence[torch.Tensor | None], device: torch.device, staged: int = 0
+    ) -> None:
+        """Make them for tensors of these sizes, the first ones of which are copied in any case."""
         sizes = [0 if tensor is None else tensor.nbytes for tensor in tensors]
         apart = device.type != "cpu" or sum(sizes) > FEW
         whole = [size // ROW if apart and size >= LARGE else 0 for size in sizes]
+        whole[:staged] = [0] * staged
         rows = [-(-size // ROW) for size in sizes]
         blocks = [-(-count // BLOCK) for count in rows]
         copied = sum(all_ - whole_ for all_, whole_ in zip(rows, whole, strict=True))
@@ -106,33 +110,47 @@ class Plan:
         if device.type == "cpu" and len(owners) <= _BY_HAND:
             self._few = list(zip(owners, self._weights.tolist(), strict=True))
 
-    def numbers(self, tensors: Sequence[torch.Tensor | None]) -> list[int]:
-        """Return the digests as numbers, for which a GPU is waited for."""
+    def numbers(self, tensors: Sequence[torch.Tensor | None], start: int = 0) -> list[int]:
+        """Return the digests as numbers, for which a GPU is waited for.
+
+        Args:
+            tensors: those from place `start` on; what comes before them was copied by `stage`.
+            start: how many were.
+        """
         if self._few is None:
-            return list(self.digests(tensors).tolist())
-        self._multiply(tensors)
+            return list(self.digests(tensors, start).tolist())
+        self._multiply(tensors, start)
         found = self._first[:]
         for (owner, weights), sums in zip(self._few, self._block_sums.tolist(), strict=True):
             found[owner] += sum(map(operator.mul, weights, sums))
         return [(digest + _HALF) % (2 * _HALF) - _HALF for digest in found]
 
-    def digests(self, tensors: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    def digests(self, tensors: Sequence[torch.Tensor | None], start: int = 0) -> torch.Tensor:
         """Return the digests, on the device; on a GPU nothing here waits for it."""
-        self._multiply(tensors)
+        self._multiply(tensors, start)
         weighted = torch.mul(self._block_sums, self._weights).sum(1)
         return self._salts.index_add(0, self._owners, weighted)
 
-    def _multiply(self, tensors: Sequence[torch.Tensor | None]) -> None:
+    def stage(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        """Copy the first tensors, whose memory will be written to."""
+        self._copy(tensors, 0)
+
+    def _copy(self, tensors: Sequence[torch.Tensor | None], start: int) -> None:
+        first = bisect.bisect_left(self._small, start)
+        last = bisect.bisect_left(self._small, start + len(tensors))
+        if first < last:
+            small = [t for i in self._small[first:last] if (t := tensors[i - start]) is not None]
+            torch._foreach_copy_(self._slots[first:last], small)
+
+    def _multiply(self, tensors: Sequence[torch.Tensor | None], start: int) -> None:
         for large in self._large:
-            tensor = tensors[large.index]
+            tensor = tensors[large.index - start]
             assert tensor is not None
             raw = self._flat(tensor).view(torch.int8)
             large.product(raw[: large.bytes].view(-1, ROW), large.sums)
             if large.slot is not None:
                 large.slot.copy_(raw[large.bytes :])
-        if self._slots:
-            small = [t for i in self._small if (t := tensors[i]) is not None]
-            torch._foreach_copy_(self._slots, small)
+        self._copy(tensors, start)
         if self._scratch_product is not None:
             self._scratch_product(self._scratch, self._scratch_sums)
             self._sums.index_copy_(0, self._places, self._scratch_sums)

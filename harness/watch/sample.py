@@ -3,11 +3,11 @@
 Memory gives a processor some 10 GB/s, so that to read 25 million parameters after every update
 takes 4 % of a step of a perceptron of that size, whatever is computed from them.
 
-A sample is lines of 64 bytes from all over the tensor, the same ones at every update. Gradients are
-read this way. A gradient that differs leaves parameters that differ after the same update: nothing
-is missed. What the sample decides is where a divergence began, in the gradient or in the update. It
-sees any difference that is spread over the tensor, as those of missing synchronisation are, and one
-in 16 or fewer of the differences that a single element makes.
+A sample is 64 lines of 256 bytes from all over the tensor, the same ones at every update.
+Gradients are read this way. A gradient that differs leaves parameters that differ after the same
+update: nothing is missed. What the sample decides is where a divergence began, in the gradient or
+in the update. It sees any difference that is spread over the tensor, as those of missing
+synchronisation are, and one in 32 or fewer of the differences that a single element makes.
 
 Parameters are read a quarter at an update, another one each time, and in full at the first
 updates and at those whose number is a power of two. A difference that is spread over the tensor is
@@ -26,12 +26,12 @@ import torch
 from harness.watch.product import random_bytes
 from harness.watch.schedule import PARTS
 
-FROM = 1 << 20
+FROM = 1 << 19
 """Bytes from which a tensor is sampled."""
-LINES = 1024
+LINES = 64
 """Lines in a sample, one from each of as many equal parts of the tensor."""
-_LINE = 64
-"""Bytes in a line: what the processor fetches from memory at a time."""
+_LINE = 256
+"""Bytes in a line: as many again of 64 bytes take five times as long to fetch."""
 
 
 def is_sampled(tensor: torch.Tensor) -> bool:
@@ -51,7 +51,7 @@ def part_of(tensor: torch.Tensor, part: int) -> torch.Tensor:
 
 
 def sample(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of the sample, (LINES, 64) of int8; the tensor may have any strides."""
+    """Return the bytes of the sample, (LINES, 256) of int8; the tensor may have any strides."""
     per_line = _LINE // tensor.element_size()
     lines = _lines(tensor.numel() // per_line, tensor.device)
     if tensor.is_contiguous():

@@ -17,7 +17,7 @@ from harness.watch.per_rank import RankTable
 
 _AROUND = 4
 """Calls of each rank that are shown before the one without a partner."""
-_FAMILIES = ("hangs", "rendezvous")
+_FAMILIES = ("crashes", "hangs", "rendezvous")
 
 
 def has_stopped(evidence: Evidence) -> bool:

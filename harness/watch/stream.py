@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from harness.watch.digest import Digester
+from harness.watch.digest import Digester, Staged
 from harness.watch.instruments.parameters import Held
 from harness.watch.layout import GRADIENTS, PARAMETERS, START, Entry, Layout
 from harness.watch.modules import Known, cohort_of, local_part
@@ -70,6 +70,8 @@ class Stream:
                         in_parts=has_parts(local_part(parameter)),
                     )
                 )
+        self._staged: Staged | None = None
+        self._settings_before: list[int] = []
         self._ids = [id(p) for p in self._parameters]
         self._state = self._state_entries(optimizer)
 
@@ -136,15 +138,32 @@ class Stream:
             next(digests) if isinstance(value, torch.Tensor) else _bits(value)[0] for value in state
         ]
 
-    def before(self, *, sampled: bool) -> list[int] | Pending:
-        """Return the digests of settings and gradients before an update, or of samples of them."""
+    def before(self, update: int) -> list[int] | Pending | None:
+        """Return the digests of settings and gradients before an update, or of samples of them.
+
+        None if they will come with those of the parameters.
+        """
         gradients = [parameter.grad for parameter in self._parameters]
         parts = [None if grad is None else local_part(grad) for grad in gradients]
+        # What the first gradients say of replicas and parts holds for the whole run.
+        sampled = update > 0
+        if sampled:
+            self._staged = self._digest.stage(parts, self._local(), part_at(update))
+        if self._staged is not None:
+            self._settings_before = self._setting_digests
+            return None
         return self._digest.later(parts, sampled=sampled, before=self._setting_digests)
 
-    def after(self, update: int) -> list[int] | Pending:
-        """Return the digests of the parameters after an update, of large ones those of a part."""
-        return self._digest.later(self._local(), part=part_at(update))
+    def after(self, update: int) -> tuple[list[int] | None, list[int] | Pending]:
+        """Return the digests that `before` owed, and those of the parameters after an update.
+
+        Of large parameters they are those of a part.
+        """
+        if self._staged is None:
+            return None, self._digest.later(self._local(), part=part_at(update))
+        gradients, parameters = self._staged.finish(self._local())
+        self._staged = None
+        return [*self._settings_before, *gradients], parameters
 
     def _local(self) -> list[torch.Tensor]:
         return [local_part(parameter) for parameter in self._parameters]

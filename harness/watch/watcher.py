@@ -317,9 +317,9 @@ class Watcher:
     def _post_gradients(self, observed: _Observed) -> None:
         assert observed.stream is not None
         index = index_of(observed.updates, GRADIENTS)
-        # What the first gradients say of replicas and parts holds for the whole run.
-        first = observed.updates == 0
-        self._post(observed, index, observed.stream.before(sampled=not first))
+        digests = observed.stream.before(observed.updates)
+        if digests is not None:
+            self._post(observed, index, digests)
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if not any(running is optimizer for running in self._running):
@@ -339,8 +339,10 @@ class Watcher:
         if observed.stream is not None:
             if observed.closure:
                 self._post_gradients(observed)
-            index = index_of(observed.updates, PARAMETERS)
-            self._post(observed, index, observed.stream.after(observed.updates))
+            gradients, parameters = observed.stream.after(observed.updates)
+            if gradients is not None:
+                self._post(observed, index_of(observed.updates, GRADIENTS), gradients)
+            self._post(observed, index_of(observed.updates, PARAMETERS), parameters)
         observed.updates += 1
 
     def _observe(self, optimizer: Optimizer) -> _Observed:

@@ -81,6 +81,9 @@ class Backward:
     def _before(self, tensors: Any, *_: Any, **__: Any) -> None:
         window = self._context.window
         window.count("backwards")
+        if torch._C._current_graph_task_id() >= 0:
+            # A reentrant checkpoint makes one inside the backward pass that reaches it.
+            window.count("backwards_inside_backward")
         for number, reference in self._context.wrappers.items():
             wrapper = reference()
             if wrapper is not None and not wrapper.require_backward_grad_sync:
