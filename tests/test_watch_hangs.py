@@ -67,11 +67,20 @@ FIXED = [way for way in PARTED_WAYS if way != "rank0_saves"]
 NO_OPTIMIZER = {"collective_order_differs", "collective_mismatch"}
 
 
+CRASHES = {
+    "buffer_written_before_backward": line("buffer_written_before_backward", "# raises"),
+    "static_graph_no_sync": line("static_graph_no_sync", "# raises"),
+    "ready_twice": BACKWARD,
+}
+"""Ways in which all ranks raise alike, and the line in which they do."""
+
+
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     out = tmp_path_factory.mktemp("hangs")
     cases = {way: {"way": way} for way in PARTED_WAYS}
-    cases |= {f"{way}-fixed": {"way": way, "fixed": True} for way in FIXED}
+    cases |= {way: {"way": way} for way in CRASHES}
+    cases |= {f"{way}-fixed": {"way": way, "fixed": True} for way in (*FIXED, *CRASHES)}
     (out / "cases.json").write_text(json.dumps(cases))
     ended = torchrun(
         "-m", "tests.watched.hangs.driver", out, out / "cases.json", ranks=3, seconds=300
@@ -94,7 +103,15 @@ def test_the_cause_is_named_with_ranks_and_both_lines(answers, way):
     assert answer["exit_code"] == (20 if way in GOES_ON else 21)
 
 
-@pytest.mark.parametrize("way", FIXED)
+@pytest.mark.parametrize("way", CRASHES)
+def test_an_error_that_all_ranks_raise_has_its_cause(answers, way):
+    best = answers[way]["diagnoses"][0]
+    assert best["cause"] == way
+    assert best["where"] == f"{WAYS}:{CRASHES[way]}"
+    assert answers[way]["exit_code"] == 21
+
+
+@pytest.mark.parametrize("way", [*FIXED, *CRASHES])
 def test_the_right_way_is_silent(answers, way):
     answer = answers[f"{way}-fixed"]
     assert answer["exit_code"] == (22 if way in NO_OPTIMIZER else 0)

@@ -4,12 +4,14 @@ import argparse
 import os
 import signal
 import sys
+from contextlib import nullcontext
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 TIMEOUT_S = 60.0
@@ -29,12 +31,12 @@ class Rows(Dataset):
         return torch.tensor([float(index), 1.0, 2.0, self.rank])
 
 
-def network(norm=False):
+def network(norm=False, **options):
     torch.manual_seed(0)
     layers = [nn.Linear(4, 4), nn.Linear(4, 1)]
     if norm:
         layers.insert(1, nn.BatchNorm1d(4))
-    model = DDP(nn.Sequential(*layers))
+    model = DDP(nn.Sequential(*layers), **options)
     return model, torch.optim.SGD(model.parameters(), lr=0.01)
 
 
@@ -128,6 +130,54 @@ def operation_mismatch(args):
         dist.broadcast(value, src=0)
     else:
         dist.all_reduce(value)
+
+
+def buffer_written_before_backward(args):
+    model, optimizer = network(norm=True)
+    for _ in range(3):
+        scores = []
+        for number in range(2):
+            if number == 0 or not args.fixed:
+                average(model.buffers())
+            scores.append(model(torch.randn(4, 4)).mean())
+        (scores[0] - scores[1]).backward()  # raises
+        optimizer.step()
+
+
+@torch.no_grad()
+def average(buffers):
+    for buffer in buffers:
+        if buffer.is_floating_point():
+            dist.all_reduce(buffer)
+            buffer /= dist.get_world_size()
+
+
+def static_graph_no_sync(args):
+    model, optimizer = network(static_graph=True)
+    for step in range(3):
+        alone = nullcontext() if args.fixed and step == 0 else model.no_sync()
+        with alone:
+            model(torch.ones(2, 4)).mean().backward()  # raises
+        model(torch.ones(2, 4)).mean().backward()
+        optimizer.step()
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, args):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.head, self.args = nn.Linear(4, 4), nn.Linear(4, 1), args
+
+    def forward(self, x):
+        hidden = checkpoint(self.layer, x.requires_grad_(), use_reentrant=not self.args.fixed)
+        return self.head(hidden)
+
+
+def ready_twice(args):
+    model = DDP(Checkpointed(args), find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(3):
+        update(model, optimizer, torch.ones(2, 4) * (1 + dist.get_rank()))  # raises
 
 
 def shape_mismatch(args):
