@@ -6,7 +6,9 @@
 ##                                     several numbers of ranks; continue=latest after Ctrl-C
 ##   make corpus-diff a=previous b=latest   what two of them say otherwise: torch, gloo and NCCL,
 ##                                     numbers of ranks (a=latest@2 b=latest@4)
-##   make list                         the scenarios and what each one shows
+##   make list [family=X]              the scenarios, what each one shows, how it last ended here
+##   make show scenario=NAME           its claims, arms, cause, the code that differs, the last verdict
+##   make new scenario=NAME            the two files a scenario of your own starts from
 ##   make judge run=results/NAME/RUN   recompute the verdict of a finished run, without ranks; the
 ##                                     newest one with run=latest or run=results/NAME
 ##   make report run=results/NAME/RUN  write its report again
@@ -42,7 +44,7 @@ PYTHON ?= python3
 .DEFAULT_GOAL := help
 .SUFFIXES:
 .DELETE_ON_ERROR:
-TARGETS := help repro sweep corpus corpus-diff list judge report readme claims doctor test check \
+TARGETS := help repro sweep corpus corpus-diff list show new judge report readme claims doctor test check \
            lint types layers format test-gpu bench wheel integrations lock clean
 .PHONY: $(TARGETS) FORCE
 
@@ -96,7 +98,13 @@ corpus-diff: $(READY)
 # Needs no package, so it waits for no installation.
 list:
 	@$(LISTER) launch/bootstrap.py --check
-	@$(LISTER) $(WITH) only "" launch.list
+	@$(LISTER) $(WITH) all launch.list
+
+show: $(READY)
+	$(RUN) all launch.show
+
+new: $(READY)
+	$(RUN) all launch.new
 
 judge: $(READY)
 	$(RUN) only run launch.judge

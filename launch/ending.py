@@ -33,7 +33,13 @@ def run(command: Callable[[], int]) -> NoReturn:
 def answered(command: Callable[[], int]) -> int:
     """Return the exit code of a command, and print what it raises for people to read."""
     try:
-        return command()
+        code = command()
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Whoever read along has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except Help as asked:
         print(asked)
         return 0

@@ -1,77 +1,127 @@
-"""`python -m launch.list`: every scenario by family, with its claims; imports no torch."""
+"""`python -m launch.list`: every scenario by family, in one line each, and how it last ended here.
+
+Imports no torch, and nothing that has to be installed.
+"""
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import scenarios
-from harness.errors import HarnessError
+from harness.errors import HarnessError, UsageError, did_you_mean
 from harness.scenario import Scenario
+from launch import ending, newest, words
+from launch.newest import Ended
+from launch.words import Key
+
+KEYS: Mapping[str, Key] = {
+    "claims": Key(about="list every claim, too", read=words.switched, default=False),
+    "family": Key(about="only this family", read=words.text, default=""),
+    "json": Key(about="print JSON", read=words.switched, default=False),
+    "results": Key(about="directory of results", read=words.path, default=Path("results")),
+}
+SAID = {"as_expected": "as expected", "unexpected": "UNEXPECTED", "inconclusive": "INCONCLUSIVE"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the list; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="launch.list", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print the list as JSON")
-    parser.add_argument("--claims", action="store_true", help="print every claim, too")
-    options = parser.parse_args(argv)
-    found: dict[str, Scenario] = {}
-    code = 0
-    try:
-        for name in scenarios.names():
-            try:
-                found[name] = scenarios.load(name)
-            except HarnessError as error:
-                # One broken file does not hide the others.
-                print(f"crossrank: {error}", file=sys.stderr)
-                code = error.exit_code
-    except HarnessError as error:
-        print(f"crossrank: {error}", file=sys.stderr)
-        return error.exit_code
-    if options.json:
-        rows = [
-            {
-                "scenario": name,
-                "title": item.title,
-                "family": item.family,
-                "cause": item.cause,
-                "min_ranks": item.min_ranks,
-                "arms": [arm.name for arm in item.arms],
-                "claims": [
-                    {
-                        "claim": c.name,
-                        "kind": c.kind.value,
-                        "text": c.text,
-                        "expects": c.expects.value,
-                    }
-                    for c in item.claims
-                ],
-            }
-            for name, item in found.items()
-        ]
-        print(json.dumps(rows, indent=2))
-        return code
-    shelves = defaultdict(list)
-    for name, item in found.items():
-        shelves[item.family].append(name)
-    width = max(map(len, found), default=0)
-    for family in sorted(shelves):
-        print(family)
-        for name in shelves[family]:
-            item = found[name]
-            print(f"  {name:{width}}  {item.title}")
-            claims = f"{len(item.claims)} claim{'s' if len(item.claims) != 1 else ''}"
-            counts = f"{claims}, {len(item.arms)} arms, gpus >= {item.min_ranks}"
-            print(f"  {'':{width}}  {counts}")
-            for claim in item.claims if options.claims else ():
-                print(f"  {'':{width}}  - {claim.expects.value:7}  {claim.text}")
-    print("\nmake repro scenario=NAME gpus=4")
+    """Print the list; returns the exit code.
+
+    Raises:
+        HarnessError: if the family is not known, or a folder of scenarios is none.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    typed = words.parse(arguments, KEYS, f"{__doc__}\nmake list")
+    found, code = _load()
+    if typed["family"]:
+        found = _of_family(found, typed["family"])
+    last = {name: next(newest.ended(name, typed["results"]), None) for name in found}
+    if typed["json"]:
+        print(json.dumps([_about(name, found[name], last[name]) for name in found], indent=2))
+    else:
+        _show(found, last, claims=typed["claims"])
     return code
 
 
+def _load() -> tuple[dict[str, Scenario], int]:
+    """Return the scenarios that can be imported, and the exit code that tells of the others."""
+    found: dict[str, Scenario] = {}
+    code = 0
+    for name in scenarios.names():
+        try:
+            found[name] = scenarios.load(name)
+        except HarnessError as error:
+            # One broken file does not hide the others.
+            print(f"crossrank: {error}", file=sys.stderr)
+            code = error.exit_code
+    return found, code
+
+
+def _of_family(found: Mapping[str, Scenario], family: str) -> dict[str, Scenario]:
+    kept = {name: item for name, item in found.items() if item.family == family}
+    if not kept:
+        legal = sorted({item.family for item in found.values()})
+        raise UsageError(
+            f"no family {family!r}{did_you_mean(family, legal)}\nlegal: {', '.join(legal)}"
+        )
+    return kept
+
+
+def _about(name: str, item: Scenario, last: Ended | None) -> dict[str, Any]:
+    return {
+        "scenario": name,
+        "title": item.title,
+        "family": item.family,
+        "cause": item.cause,
+        "min_ranks": item.min_ranks,
+        "arms": [arm.name for arm in item.arms],
+        "claims": [
+            {
+                "claim": claim.name,
+                "kind": claim.kind.value,
+                "text": claim.text,
+                "expects": claim.expects.value,
+            }
+            for claim in item.claims
+        ],
+        "last": {
+            "run": str(last.layout.root),
+            "gpus": last.plan.world_size,
+            "conclusion": last.verdict["conclusion"],
+        }
+        if last
+        else None,
+    }
+
+
+def _show(found: Mapping[str, Scenario], last: Mapping[str, Ended | None], *, claims: bool) -> None:
+    shelves = defaultdict(list)
+    for name, item in found.items():
+        shelves[item.family].append(name)
+    ends = {name: _ending(run) for name, run in last.items()}
+    width = max(map(len, found), default=0)
+    wide = max(map(len, ends.values()), default=0)
+    for family in sorted(shelves):
+        print(family)
+        for name in shelves[family]:
+            print(f"  {name:{width}}  {ends[name]:{wide}}  {found[name].title}")
+            for claim in found[name].claims if claims else ():
+                print(f"  {'':{width}}  - {claim.expects.value:7}  {claim.text}")
+    ran = sum(run is not None for run in last.values())
+    print(f"\n{len(found)} scenarios, {ran} have run here")
+    print("make repro scenario=NAME gpus=4    make show scenario=NAME    make corpus gpus=4")
+
+
+def _ending(run: Ended | None) -> str:
+    if run is None:
+        return "-"
+    said = SAID.get(run.verdict["conclusion"], str(run.verdict["conclusion"]))
+    return f"{said}, {run.plan.world_size} ranks"
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    ending.run(main)

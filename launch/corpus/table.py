@@ -112,7 +112,8 @@ def _findings(entries: Sequence[Entry]) -> Text:
     parts = []
     for outcome, style in (("holds", "green"), ("refuted", "magenta"), ("unknown", "yellow")):
         if counts[outcome]:
-            parts.append((f"{counts[outcome]} {outcome}  ", style))
+            word = "hold" if outcome == "holds" and counts[outcome] > 1 else outcome
+            parts.append((f"{counts[outcome]} {word}  ", style))
     return Text.assemble(*parts)
 
 
