@@ -11,7 +11,7 @@ from harness.watch.per_rank import per_rank
 NAMES = ("stem.weight", "stem.bias", "head.weight")
 
 
-def look(changed, *, ranks=3, steps=5, gone=()):
+def look(changed, *, ranks=3, steps=5, gone=(), in_parts=False):
     """Return what was written, where `changed` holds (step, phase, name, rank)."""
 
     def seen(index):
@@ -19,7 +19,9 @@ def look(changed, *, ranks=3, steps=5, gone=()):
         if step >= steps:
             return {}
         kind = "gradient" if phase == GRADIENTS else "parameter"
-        entries = tuple(Entry(name=n, kind=kind, shape=(2,), dtype="float32") for n in NAMES)
+        entries = tuple(
+            Entry(name=n, kind=kind, shape=(2,), dtype="float32", in_parts=in_parts) for n in NAMES
+        )
         return {
             rank: (entries, tuple(9 + ((step, phase, n, rank) in changed) for n in NAMES))
             for rank in range(ranks)
@@ -63,6 +65,19 @@ def test_what_a_rank_never_reached_is_not_called_equal():
     assert damage.tensors["stem.bias"] == ("", "p", "", "?")
     assert damage.ranks[2] == ("", "", "", "?")
     assert damage.ranks[0] == ("", "", "", "")
+
+
+def test_what_is_read_in_parts_is_not_called_equal_again():
+    first = PARAMETERS, "head.weight", 1
+    damage = spread(
+        look({(10, *first), (14, *first)}, steps=18, in_parts=True), found(10, PARAMETERS), last=17
+    )
+    assert damage is not None
+    marks = dict(zip(damage.steps, damage.tensors["head.weight"], strict=True))
+    # All of it is read after update 16.
+    assert marks == dict.fromkeys((8, 9), "") | {10: "p", 14: "p", 16: ""} | dict.fromkeys(
+        (11, 12, 13, 15, 17), "?"
+    )
 
 
 def test_a_divergence_before_the_first_update_is_in_its_column():

@@ -21,6 +21,7 @@ def run(
     grads=None,
     params=None,
     sampled=(),
+    in_parts=(),
     shape=(2,),
     zero=(),
     constant=(),
@@ -35,6 +36,7 @@ def run(
                 shape=shape,
                 dtype="float32",
                 wrapped=wrapped,
+                in_parts=kind == "parameter" and name in in_parts,
                 sampled=kind == "gradient" and name in sampled,
                 cohort=(cohorts or {}).get((name, rank), ""),
                 constant=name in (zero if kind == "gradient" else constant),
@@ -116,6 +118,28 @@ def test_the_answer_says_where_gradients_were_sampled_only():
         assert from_json(to_json(found)) == found
     # Before the first update gradients are read in full.
     assert not first(run(params={(0, "b", 1): 8}, sampled={"b"})).sampled
+
+
+@pytest.mark.parametrize(
+    ("step", "since", "when"),
+    [
+        (7, None, "step 7:"),
+        (9, None, "step 9:"),
+        (11, 9, "step 9 to 11:"),
+        (16, 13, "step 13 to 16:"),
+        (30, 27, "step 27 to 30:"),
+    ],
+)
+def test_of_what_is_read_in_parts_the_answer_says_since_when(step, since, when):
+    changed = {(s, "b", 1): 8 for s in range(step, 33)}
+    found = first(run(steps=33, params=changed, in_parts={"b"}), steps=33)
+    assert (found.step, found.since) == (step, since)
+    assert headline(found).startswith(when)
+    assert ("a quarter of it" in evidence(found, source="x")[0]) == (since is not None)
+    assert from_json(to_json(found)) == found
+    # One that is read in full differs as well: it dates the others.
+    both = changed | {(s, "a", 1): 8 for s in range(step, 33)}
+    assert first(run(steps=33, params=both, in_parts={"b"}), steps=33).since is None
 
 
 def test_unequal_start_with_equal_gradients_is_a_fault():

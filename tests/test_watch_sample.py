@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from harness.watch.digest import Digester
-from harness.watch.sample import FROM, LINES, is_sampled, sample
+from harness.watch.sample import FROM, LINES, PARTS, has_parts, is_sampled, part_of, sample
 
 SIZE = FROM // 4 + 13
+LINE = 64
+"""Elements of four bytes in a line."""
 
 
 def of(tensor, **how):
@@ -32,11 +34,11 @@ def test_large_tensors_only_are_sampled():
 
 
 def test_a_sample_has_lines_of_its_tensor_from_every_part_of_it():
-    places = seen(torch.empty(SIZE)).view(LINES, 16)
-    assert torch.equal(places, places[:, :1] + torch.arange(16))
-    assert not (places[:, 0] % 16).any()
-    assert len(places.unique()) == LINES * 16
-    parts = torch.div(places[:, 0] * LINES, SIZE // 16 * 16, rounding_mode="floor")
+    places = seen(torch.empty(SIZE)).view(LINES, LINE)
+    assert torch.equal(places, places[:, :1] + torch.arange(LINE))
+    assert not (places[:, 0] % LINE).any()
+    assert len(places.unique()) == LINES * LINE
+    parts = torch.div(places[:, 0] * LINES, SIZE // LINE * LINE, rounding_mode="floor")
     assert torch.equal(parts, torch.arange(LINES))
     # Not the first line of each part: places in step with rows would see the same columns only.
     assert len((places[:, 0] % (SIZE // LINES)).unique()) > 5
@@ -58,7 +60,7 @@ def test_what_is_sampled_counts_and_the_rest_does_not():
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float64, torch.complex128])
 def test_all_dtypes_can_be_sampled(dtype):
     values = torch.ones(2 * FROM + 1, dtype=dtype)
-    assert sample(values).shape == (LINES, 64)
+    assert sample(values).shape == (LINES, 4 * LINE)
     assert of(values, sampled=True) == of(values.clone(), sampled=True)
     assert of(values * 3, sampled=True) != of(values, sampled=True)
 
@@ -83,10 +85,7 @@ def test_differences_as_missing_synchronisation_makes_them_are_seen():
     assert of(gradient + 1e-7, sampled=True) != before
     assert of(-gradient, sampled=True) != before
     assert of(gradient.roll(1, 0), sampled=True) != before
-    # One row of 512, and one column: a bias of one unit, an input of one feature.
-    for changed in (gradient.clone(), gradient.clone()):
-        changed[700] = 0
-        assert of(changed, sampled=True) != before
+    # One column: an input of one feature.
     changed = gradient.clone()
     changed[:, 77] = 0
     assert of(changed, sampled=True) != before
@@ -99,3 +98,62 @@ def test_conjugated_and_negated_views_are_what_they_mean():
         for sampled in (False, True):
             plain = meant.resolve_conj().resolve_neg()
             assert of(meant, sampled=sampled) == of(plain, sampled=sampled)
+
+
+@pytest.mark.parametrize("shape", [(512, 256), (515, 300), (257, 64, 3, 3), (4, 100_000)])
+def test_four_parts_have_all_of_a_tensor(shape):
+    values = torch.zeros(shape)
+    assert has_parts(values)
+    for part in range(PARTS):
+        part_of(values, part).add_(1)
+    assert len({part_of(values, part).shape for part in range(PARTS)}) == 1
+    assert (values > 0).all()
+    assert values.mean() < 1 + PARTS / shape[0]
+
+
+def test_what_cannot_be_divided_is_read_whole():
+    assert not has_parts(torch.empty(PARTS - 1, FROM))
+    assert not has_parts(torch.empty(FROM // 4 - 1))
+    flat = torch.randn(PARTS - 1, FROM)
+    before = Digester().later([flat], part=1)
+    flat[0, 0] += 1
+    assert Digester().later([flat], part=1) != before
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_changed_element_is_seen_in_its_part_only(part):
+    values = torch.randn(1024, 512)
+    small = torch.randn(30)
+    before = Digester().later([values, small], part=part)
+    for other in range(PARTS):
+        changed = values.clone()
+        changed[1024 // PARTS * other + 7, 300] += 1e-6
+        after = Digester().later([changed, small], part=part)
+        assert (after[0] != before[0]) is (other == part)
+        assert after[1] == before[1]
+
+
+SHAPES = [(64, 256), (256,), (300, 700), (700,), (1030, 300), (), (0, 4)]
+
+
+@pytest.mark.parametrize("part", [None, 0, 3])
+def test_gradients_that_wait_have_the_digests_that_they_had(part):
+    gradients = [torch.randn(shape) for shape in SHAPES] + [None]
+    parameters = [torch.randn(shape) for shape in [*SHAPES, (5,)]]
+    alone = Digester()
+    due = alone(gradients, sampled=True)
+    waiting = alone.stage(gradients, parameters, part)
+    # What an optimizer does in between.
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is not None:
+            parameter.sub_(gradient)
+            gradient.zero_()
+    found = waiting.finish(parameters)
+    assert found == (due, Digester().later(parameters, part=part))
+    # Buffers are used again: nothing of the first time is left.
+    assert alone.stage(gradients, parameters, part).finish(parameters)[0] != due
+
+
+def test_much_does_not_wait():
+    many = [torch.randn(FROM // 4 - 1) for _ in range(6)]
+    assert Digester().stage(many, many, None) is None

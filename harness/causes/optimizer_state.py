@@ -164,20 +164,21 @@ def out_of_band_write(evidence: Evidence) -> Diagnosis | None:
     if found.phase != PARAMETERS or optimizer_state_differs(evidence) is not None:
         return None
     names = {one.name for one in found.differences}
-    wrote = {
-        rank: [name for name in window.get("written", ()) if name in names]
-        for rank, window in evidence.at_divergence().items()
-        # A window is not written again where it is as the one before: it is an earlier one then.
-        if window["update"] == found.step
-    }
-    writers = tuple(rank for rank, written in wrote.items() if written)
+    wrote: dict[int, list[str]] = {}
+    update = found.step
+    for rank in evidence.ranks:
+        for window in evidence.updates(rank, evidence.optimizer):
+            written = [name for name in window.get("written", ()) if name in names]
+            if written and window["update"] in found.steps:
+                wrote[rank], update = written, window["update"]
+    writers = tuple(wrote)
     odd = set(found.differences[0].odd)
     if writers and (len(writers) < len(evidence.ranks) or not odd):
         return Diagnosis(
             strength=Strength.PROVEN if len(writers) < len(evidence.ranks) else Strength.LIKELY,
             because=(
-                f"{listed(wrote[writers[0]])} was written between updates {found.step - 1} and "
-                f"{found.step}, not by the optimizer",
+                f"{listed(wrote[writers[0]])} was written between updates {update - 1} and "
+                f"{update}, not by the optimizer",
             ),
             ranks=writers,
             tensor=wrote[writers[0]][0],

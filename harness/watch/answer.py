@@ -95,7 +95,7 @@ def headline(found: Divergence) -> str:
     where = {
         START: "before the first step",
         EVALUATION: f"evaluation after {found.step} updates",
-    }.get(found.phase, f"step {found.step}")
+    }.get(found.phase, "step " + " to ".join(map(str, sorted({*found.steps[:1], found.step}))))
     more = len(found.differences) - 1
     others = f" and {more} more of {found.compared}" if more else f", 1 of {found.compared}"
     return f"{where}: {who(first)} in {what(first)}{others}"

@@ -56,6 +56,11 @@ class Divergence:
     """The first update that can have made it, where what differs is read in parts; else None."""
 
     @property
+    def steps(self) -> range:
+        """The updates one of which has made it."""
+        return range(self.step if self.since is None else self.since, self.step + 1)
+
+    @property
     def order(self) -> float:
         """Its place in the order of execution."""
         if self.phase == EVALUATION:
