@@ -8,18 +8,23 @@ import sys
 
 import pytest
 
+from harness.causes import Strength, diagnose
 from harness.watch.divergence import from_json
-from tests.watched import by_hand, classifier
+from harness.watch.folder import Folder
+from harness.watch.gathering import gather
+from tests.watched import by_hand, classifier, wide
 from tests.watching import ROOT, environment, rank_files, torchrun
 
 RANKS = 3
 COMMON = {"steps": 5, "seed": 0, "bad_step": 2, "bad_rank": 1}
+# Once large tensors are no longer read in full at every update.
+LATER = {wide: {"steps": 14, "bad_step": 10}}
 CASES = {
     f"{module.__name__.rpartition('.')[2]}-{fault}": {
         "script": module.__name__.rpartition(".")[2],
-        "arguments": COMMON | {"fault": fault},
+        "arguments": COMMON | LATER.get(module, {}) | {"fault": fault},
     }
-    for module in (classifier, by_hand)
+    for module in (classifier, by_hand, wide)
     for fault in module.FAULTS
 }
 BATCH_NORM = {"norm.running_mean", "norm.running_var"}
@@ -32,6 +37,9 @@ FAULTY = {
     "classifier-buffers": (2, "evaluation", "buffer", BATCH_NORM, ()),
     "classifier-unsynced_eval": (2, "evaluation", "buffer", BATCH_NORM, ()),
     "classifier-lr": (0, "gradients", "setting", {"param_groups[0]['lr']"}, (1,)),
+    # Written before update 10, in the last quarter of the tensor: that is read after update 11.
+    "wide-element": (11, "parameters", "parameter", {"0.weight"}, (1,)),
+    "wide-spread": (10, "parameters", "parameter", {"0.weight"}, (1,)),
     "by_hand-layer": (2, "gradients", "gradient", {"2.bias", "2.weight"}, ()),
     "by_hand-init": (0, "start", "parameter", {"0.weight", "4.bias"}, (1,)),
 }
@@ -41,6 +49,8 @@ EXACT = {
     "classifier-unsynced_eval",
     "classifier-replaced",
     "classifier-lr",
+    "wide-element",
+    "wide-spread",
     "by_hand-layer",
 }
 """Cases in which nothing but the tensors named may be reported."""
@@ -49,6 +59,7 @@ HEALTHY = {
     "classifier-wrapped_eval": 0,
     "classifier-average_on_rank_0": 0,
     "by_hand-none": 0,
+    "wide-none": 0,
     "by_hand-unequal_updates": 0,
     "by_hand-parts": 0,
     # Each rank trains a model of its own: there is nothing to compare, which is said.
@@ -89,6 +100,19 @@ def test_a_fault_is_found_in_its_step_with_tensor_and_rank(runs, case):
     names = {one.name for one in found.differences}
     assert names == tensors if case in EXACT else names >= tensors
     assert found.differences[0].odd == odd
+
+
+@pytest.mark.parametrize(("case", "steps"), [("element", [9, 10, 11]), ("spread", [9, 10])])
+def test_what_is_read_in_parts_is_dated_by_the_write_itself(runs, case, steps):
+    found = min(findings(runs, f"wide-{case}"), key=lambda one: one.order)
+    assert list(found.steps) == steps
+    (folder,) = (runs / f"wide-{case}").glob("attempt0-*")
+    source = "optimizer 0 (SGD)"
+    (best, *_) = diagnose(
+        gather(Folder(folder), range(RANKS), RANKS, divergence=found, source=source)
+    )
+    assert (best.cause, best.strength, best.ranks) == ("out_of_band_write", Strength.PROVEN, (1,))
+    assert "was written between updates 9 and 10" in best.because[0]
 
 
 @pytest.mark.parametrize("case", FAULTY)
