@@ -86,7 +86,7 @@ def each_once(t: Tables, arm: str) -> Finding:
     return (holds if times == met / samples == 1 else refuted)(reason, effect=times, unit="epochs")
 
 
-@symptom(HOLDS, source="Shark-NLP/DiffuSeq#37")
+@symptom(HOLDS, source="Shark-NLP/DiffuSeq#37", settles="B63")
 def same_batches(t: Tables) -> Finding:
     """Without a sampler, or with a stream that nobody splits, ranks train on the same batches."""
     arms = ("no_sampler", "stream")
