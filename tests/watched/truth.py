@@ -141,6 +141,9 @@ def places(name: str, params: Mapping[str, Any]) -> dict[str, Place]:
         "syncbn_count": {
             "own_count": Place(step=3, phase="evaluation", tensors=("1.running_var",))
         },
+        "unused_parameters": {
+            "unused": Place(step=0, phase="gradients", tensors=("used.2.weight", "used.2.bias"))
+        },
         "unfrozen_after_wrap": {"thawed": thaw, "flag": thaw},
     }.get(name, {})
 
