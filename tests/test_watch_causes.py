@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import pkgutil
 from dataclasses import replace
 
@@ -761,3 +762,24 @@ def test_no_rule_needs_torch():
     for module in pkgutil.iter_modules(harness.causes.__path__):
         source = inspect.getsource(importlib.import_module(f"harness.causes.{module.name}"))
         assert "import torch" not in source, module.name
+
+
+@pytest.mark.parametrize(
+    ("losses", "ranks"),
+    [
+        ((1.0, 1.2, 14.0), (2,)),
+        ((1.0, 0.05, 1.1), (1,)),
+        ((1.0, 1.2, 9.0), None),
+        ((1.0, math.nan, 1.0), None),
+        ((0.0, 0.0, 14.0), None),
+    ],
+)
+def test_a_loss_that_is_far_from_all_others_is_a_fact(losses, ranks):
+    def events(times):
+        return lambda rank: [update(n, losses=[losses[rank] / (n + 1)]) for n in range(times)]
+
+    said = [one for one in diagnose(evidence(events(9))) if one.cause == "loss_far_from_others"]
+    assert [one.ranks for one in said] == ([] if ranks is None else [ranks])
+    assert all(one.strength == Strength.FACT for one in said)
+    # A batch or two may be anything.
+    assert not diagnose(evidence(events(4)))

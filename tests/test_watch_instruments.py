@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Subset, TensorDataset
 
 from harness.causes.loss_terms import main_term
+from harness.watch.instruments.backward import Backward
 from harness.watch.instruments.bookkeeping import Bookkeeping
 from harness.watch.instruments.by_hand import ByHand
 from harness.watch.instruments.context import Context
@@ -37,6 +38,7 @@ class Observed:
         self._modules = Modules(lambda *_: None)
         self.context = Context(self._journal, self._modules, self.notes.append)
         self.instruments = Bookkeeping(self.context)
+        self._backward = Backward(self.context)
         self._numbers = {}
         self._updates = {}
 
@@ -45,6 +47,7 @@ class Observed:
         update = self._updates.get(number, 0)
         self.instruments.before_update(number, optimizer, update)
         optimizer.step()
+        self._backward.after_update(number, optimizer)
         self.instruments.after_update(number)
         self._updates[number] = update + 1
         window = self.context.window.take(number, update)
@@ -56,6 +59,7 @@ class Observed:
     def close(self):
         self.context.closed = True
         self.instruments.close()
+        self._backward.close()
         self._modules.close()
 
     def events(self, kind):
@@ -398,6 +402,33 @@ def test_the_losses_of_an_update_are_in_its_window_with_their_scale(observed):
     (window,) = observed.events("update")
     assert window["loss_terms"] == [[["MseLoss", 2.0, 4.0, 8.0, True, False, [["Mul", 8.0]]]]]
     assert window["loss_scales"] == [8.0]
+
+
+# Gradients between updates.
+
+
+@pytest.mark.parametrize(
+    ("between", "kept"),
+    [
+        ("nothing", 5),
+        ("zero_grad", 0),
+        # Both write where autograd does not look. The first decay is taken for an addition: only
+        # from then on are elements remembered.
+        ("zero_data", 0),
+        ("decay_data", 1),
+    ],
+)
+def test_gradients_that_stay_are_told_from_those_that_somebody_writes(observed, between, kept):
+    net, optimizer = small()
+    for _ in range(6):
+        net(torch.ones(2, 3)).square().sum().backward()
+        observed.step(optimizer)
+        if between == "zero_grad":
+            optimizer.zero_grad()
+        for parameter in net.parameters() if between.endswith("data") else ():
+            parameter.grad.data.mul_(0.0 if between == "zero_data" else 0.9)
+    states = [event.get("gradients of optimizer 0", []) for event in observed.events("update")]
+    assert sum(state == ["kept"] for state in states) == kept, states
 
 
 # Ownership and checkpoints.

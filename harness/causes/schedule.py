@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from harness.causes.across import usual
 from harness.causes.cause import Diagnosis, Strength, cause
@@ -91,7 +92,11 @@ def scheduler_steps_per_micro_batch(evidence: Evidence) -> Diagnosis | None:
     """Recognise as many scheduler steps per update as backward passes."""
     for event, steps in _many_steps(evidence):
         if steps == _backwards(evidence, event):
-            return _stepped(event, steps)
+            found = _stepped(event, steps)
+            if steps != evidence.world_size or found.strength == Strength.FACT:
+                return found
+            alike = "and there are as many ranks: a wrapper that steps once for each looks the same"
+            return replace(found, strength=Strength.LIKELY, because=(*found.because, alike))
     return None
 
 

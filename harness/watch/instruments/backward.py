@@ -10,7 +10,9 @@ import torch
 from harness.watch.instruments.call_site import call_site
 from harness.watch.instruments.context import ALL_OF, Context
 from harness.watch.instruments.patches import Patches
-from harness.watch.modules import parameters_of
+from harness.watch.modules import local_part, parameters_of
+
+_ELEMENTS = 16
 
 
 class _Gradient:
@@ -22,10 +24,19 @@ class _Gradient:
         self.before_backward = "none"
         """Its state when the backward pass began that is under way."""
         self._seen: tuple[int, int] | None = None
+        self.stays = False
+        """Whether nothing took it away before the last backward pass."""
+        self._began_with: list[float] | None = None
 
     def look(self) -> None:
         """Remember it as it is."""
         self._seen = self._now()
+        self._began_with = None
+
+    def look_closer(self) -> None:
+        """Remember its first elements too: `grad.data.mul_(0.9)` raises no version."""
+        self.look()
+        self._began_with = self._first_elements()
 
     def state(self) -> str:
         """Say what happened to it since: none (taken away), touched, or kept."""
@@ -40,11 +51,25 @@ class _Gradient:
         # Whoever writes to a tensor raises its version.
         return None if gradient is None else (id(gradient), gradient._version)
 
-    def cleared_unseen(self) -> bool:
-        """Say whether it holds nothing but zeros: `grad.data.zero_()` raises no version."""
+    def changed_unseen(self) -> bool:
+        """Say whether it was written through `grad.data`, which raises no version."""
+        gradient = self._gradient()
+        if gradient is None:
+            return False
+        other = self._began_with is not None and self._first_elements() != self._began_with
+        return other or not gradient.any()
+
+    def _gradient(self) -> torch.Tensor | None:
         parameter = self.parameter()
         gradient = None if parameter is None else parameter.grad
-        return gradient is not None and gradient.layout == torch.strided and not gradient.any()
+        return None if gradient is None or gradient.layout != torch.strided else gradient
+
+    def _first_elements(self) -> list[float] | None:
+        gradient = self._gradient()
+        if gradient is None:
+            return None
+        elements: list[float] = local_part(gradient).detach().reshape(-1)[:_ELEMENTS].tolist()
+        return elements
 
 
 class Backward:
@@ -76,7 +101,11 @@ class Backward:
             if first is None:
                 return
             known = self._gradients[number] = _Gradient(number, first)
-        known.look()
+        # Where nothing takes the gradients away, whether somebody shrinks them is worth a look.
+        if known.stays and self._may_read(known):
+            known.look_closer()
+        else:
+            known.look()
 
     def _before(self, tensors: Any, *_: Any, **__: Any) -> None:
         window = self._context.window
@@ -90,8 +119,9 @@ class Backward:
                 window.count(f"backwards_without_sync of module {number}")
         for gradient in self._gradients.values():
             state = gradient.state()
+            gradient.stays = state != "none"
             if state == "kept" and not window.has(gradient.name) and self._may_read(gradient):
-                state = "touched" if gradient.cleared_unseen() else state
+                state = "touched" if gradient.changed_unseen() else state
             gradient.before_backward = state
         if self._context.updates < ALL_OF:
             window.add("backward_at", call_site())
