@@ -44,6 +44,7 @@ class Truth:
 OTHER_CAUSE = {
     "clip_allreduce/rank0": "gradient_changed_on_one_rank",
     "clip_allreduce/scaled": "clip_before_unscale",
+    "clip_skips_replicas/torch": "clip_norm_of_shards",
     "context_parallel_loss/all_tokens": "loss_divided_by_world",
     "loss_gap/bypassed": "ddp_forward_bypassed",
     "optimizer_state_lost/rank0_only": "optimizer_state_differs",
@@ -61,16 +62,25 @@ OTHER_CAUSE = {
 NO_UPDATE = "the arm makes no update, so there is nothing to watch"
 HOOK = "what a communication hook does is a choice of the script's: said as a fact, not replayed"
 PARTS = "ranks hold different parameters, which one process cannot replay"
+SENDS = "a forward pass that sends is not replayed in one process"
 EDIT = "buffers that a script writes on all ranks alike are what averaging them by hand looks like"
 CAUGHT = "the arm catches the error that says it; tests of hangs leave it to the watcher"
+NUMBERS = "which label a number stands for is known to the script alone"
 UNSEEN = {
+    "ids_differ/from_set": NUMBERS,
+    "ids_differ/seeded": NUMBERS,
     "buffer_inplace/averaged": CAUGHT,
+    "ready_twice/flag": CAUGHT,
     "static_graph_no_sync/static": CAUGHT,
     "clip_allreduce/fsdp1_shards": NO_UPDATE,
     "clip_allreduce/fsdp2_shards": NO_UPDATE,
     "metric_average/over_ranks": NO_UPDATE,
     "metric_average/over_batches": NO_UPDATE,
     "clip_allreduce/hook_before": HOOK,
+    "clip_norm_counted_wrongly/all": PARTS,
+    "clip_norm_counted_wrongly/all_over_n": PARTS,
+    "clip_norm_counted_wrongly/rank_0": PARTS,
+    "context_parallel_attention/chunk": SENDS,
     "context_parallel_loss/all_tokens": "a sum divided by a number: by which one is the script's",
     "context_parallel_loss/all_padding": "a mean of no labels is NaN and has no weight to compare",
     "expert_grad_scale/by_own_group": PARTS,
@@ -97,6 +107,9 @@ UNSEEN = {
 LAST = ("2.weight", "2.bias")
 """The last layer of the nets that scenarios share: backward reaches it first."""
 
+REPLICAS = ("param_groups[0]['params'][2]", "param_groups[0]['params'][3]")
+"""The layer norm of optimizers that hold two parts of split layers first."""
+
 
 def places(name: str, params: Mapping[str, Any]) -> dict[str, Place]:
     """Return where the replicas of a scenario's faulty arms part, as its code says."""
@@ -108,6 +121,10 @@ def places(name: str, params: Mapping[str, Any]) -> dict[str, Place]:
     unequal = Place(step=0, phase="start", tensors=("0.weight",))
     return {
         "bn_stats_local": {"never_sent": evaluation, "default": evaluation},
+        "clip_skips_replicas": {
+            "counted": Place(step=0, phase="gradients", tensors=REPLICAS, odd=(0,)),
+            "torch": Place(step=0, phase="gradients", tensors=REPLICAS),
+        },
         "clip_allreduce": {"rank0": Place(step=0, phase="gradients", tensors=LAST, odd=(0,))},
         "ddp_forward_bypassed": {"bypassed": first},
         "ema_buffers_local": {"local": evaluation},
@@ -125,12 +142,9 @@ def places(name: str, params: Mapping[str, Any]) -> dict[str, Place]:
         "rank_dependent_warmup": {
             "before_wrapping": Place(step=0, phase="gradients", tensors=("param_groups[0]['lr']",))
         },
+        "ready_twice": {"shared": Place(step=0, phase="gradients", tensors=())},
         "sequence_parallel_norm": {
-            "not_reduced": Place(
-                step=0,
-                phase="gradients",
-                tensors=("param_groups[0]['params'][2]", "param_groups[0]['params'][3]"),
-            )
+            "not_reduced": Place(step=0, phase="gradients", tensors=REPLICAS)
         },
         "syncbn_clip": {
             "freeze_late": Place(step=1, phase="gradients", tensors=()),
