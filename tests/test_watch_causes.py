@@ -272,6 +272,18 @@ def test_a_parameter_that_is_frozen_after_wrapping_keeps_back_its_bucket_as_well
     assert only(evidence(events, parted(names=("head.weight",))), "unused_parameters")
 
 
+@pytest.mark.parametrize(
+    ("inside", "static", "cause"),
+    [(2, False, {"ready_twice"}), (0, False, set()), (2, True, set())],
+)
+def test_gradients_that_part_behind_reentrant_checkpoints(inside, static, cause):
+    window = passes(backwards=1 + inside, **{"backwards_inside_backward": inside} if inside else {})
+    events = [wrap(), wrapper(static_graph=static), holds(), window]
+    assert found(evidence(events, parted())) - {"gradient_changed_on_one_rank"} == cause
+    if cause:
+        assert "gradient_changed_on_one_rank" not in found(evidence(events, parted(groups=ONE_ODD)))
+
+
 @pytest.mark.parametrize("flag", ["find_unused_parameters", "static_graph"])
 def test_ddp_copes_with_unused_parameters_when_told(flag):
     events = [wrap(), wrapper(**{flag: True}), holds()]

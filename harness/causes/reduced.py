@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from harness.causes.cause import Diagnosis, Strength, cause
+from harness.causes.crashes import ready_twice
 from harness.causes.initial_state import structure_differs
 from harness.causes.optimizer_state import loss_scale_differs
 from harness.causes.synchronisation import (
@@ -165,6 +166,7 @@ _BEFORE_BACKWARD_IS_OVER = (
     hooks_lost,
     unused_parameters,
     update_skipped_on_one_rank,
+    ready_twice,
 )
 
 
