@@ -9,15 +9,15 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from harness.watch import bridge as bridges
-from harness.watch.board import Board
-from harness.watch.bridge import Bridge
-from harness.watch.bundle import bundle, lay_out
-from harness.watch.crossing import KEYS, Crossing, Progress
 from harness.watch.divergence import divergence
-from harness.watch.exchange import Exchange
-from harness.watch.folder import Folder
 from harness.watch.layout import GRADIENTS, PARAMETERS, START, Entry, Layout, index_of
+from harness.watch.meeting import bridge as bridges
+from harness.watch.meeting.board import Board
+from harness.watch.meeting.bridge import Bridge
+from harness.watch.meeting.bundle import bundle, lay_out
+from harness.watch.meeting.crossing import KEYS, Crossing, Progress
+from harness.watch.meeting.exchange import Exchange
+from harness.watch.meeting.folder import Folder
 
 STREAM = "optimizer0"
 PATIENCE = timedelta(seconds=5)

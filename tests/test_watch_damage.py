@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from harness.watch.damage import spread, tree
+from harness.watch.answers.damage import spread, tree
+from harness.watch.answers.per_rank import per_rank
 from harness.watch.divergence import Difference, Divergence
 from harness.watch.evidence import Evidence
 from harness.watch.layout import GRADIENTS, PARAMETERS, START, Entry, place_of
-from harness.watch.per_rank import per_rank
 
 NAMES = ("stem.weight", "stem.bias", "head.weight")
 

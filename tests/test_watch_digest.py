@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.watch.digest import Digester
-from harness.watch.digest_plan import BLOCK, FEW, LARGE, Plan
-from harness.watch.product import MANY, ROW, SUMS, random_bytes
+from harness.watch.digests.digest import Digester
+from harness.watch.digests.plan import BLOCK, FEW, LARGE, Plan
+from harness.watch.digests.product import MANY, ROW, SUMS, random_bytes
 
 SIZES = [1, 2, 3, 7, 64, 511, 513, LARGE // 4 - 1, LARGE // 4, LARGE // 4 + 3, LARGE + 5]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.watch.answer import evidence, headline, who
+from harness.watch.answers.answer import evidence, headline, who
 from harness.watch.divergence import differences, divergence, from_json, rank_local, to_json
 from harness.watch.layout import GRADIENTS, PARAMETERS, START, Entry, index_of, place_of
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.watch import digest
-from harness.watch.digest import Digester
-from harness.watch.exchange import _BEHIND, Exchange
-from harness.watch.folder import Folder
+from harness.watch.digests import digest
+from harness.watch.digests.digest import Digester
+from harness.watch.digests.pending import Pending
 from harness.watch.layout import GRADIENTS, PARAMETERS, START, Entry, Layout, index_of
-from harness.watch.pending import Pending
+from harness.watch.meeting.exchange import _BEHIND, Exchange
+from harness.watch.meeting.folder import Folder
 
 LATER = index_of(1, GRADIENTS)
 

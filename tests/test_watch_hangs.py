@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.watch.evidence import Evidence
-from harness.watch.pairing import (
+from harness.watch.hangs.pairing import (
     EXTRA,
     MISSING,
     ORDER,
@@ -23,8 +23,8 @@ from harness.watch.pairing import (
     Frame,
     first_unpaired,
 )
-from harness.watch.reading import loops_left, loops_of, rank_guard, same_branching
-from harness.watch.stopping import is_stuck
+from harness.watch.hangs.reading import loops_left, loops_of, rank_guard, same_branching
+from harness.watch.hangs.stopping import is_stuck
 from tests.watching import ROOT, environment, torchrun
 
 WAYS = ROOT / "tests/watched/hangs/ways.py"
@@ -228,7 +228,7 @@ def test_a_time_that_is_none_is_a_mistake_in_typing():
 def test_a_torch_without_a_recorder_is_watched_all_the_same(monkeypatch):
     import torch
 
-    from harness.watch.collectives import Collectives
+    from harness.watch.hangs.collectives import Collectives
 
     c10d = torch._C._distributed_c10d
     assert Collectives().known

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness.watch.folder import Folder
-from harness.watch.hosts import ranks_here, tasks_per_node
-from harness.watch.places import line_of, read_places, word_of
+from harness.watch.meeting.folder import Folder
+from harness.watch.meeting.hosts import ranks_here, tasks_per_node
+from harness.watch.meeting.places import line_of, read_places, word_of
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 SRUN = {

@@ -7,14 +7,14 @@ import re
 from xml.etree import ElementTree
 
 from harness.causes import Diagnosis, Strength
-from harness.watch.answer import Answer
-from harness.watch.damage import Damage
+from harness.watch.answers.answer import Answer
+from harness.watch.answers.damage import Damage
+from harness.watch.answers.junit import junit
+from harness.watch.answers.outputs import Outputs
+from harness.watch.answers.page import page
+from harness.watch.answers.per_rank import RankTable
 from harness.watch.divergence import Difference, Divergence
 from harness.watch.exit_codes import FAULT_FOUND, NOT_OBSERVED, NOTHING_FOUND
-from harness.watch.junit import junit
-from harness.watch.outputs import Outputs
-from harness.watch.page import page
-from harness.watch.per_rank import RankTable
 
 NASTY = "</title><script>alert(1)</script> & \x1b[31m \x00 \udc80 “name”"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.watch import product
-from harness.watch.digest import Digester
-from harness.watch.product import MANY, ROW, SUMS, product_for
+from harness.watch.digests import product
+from harness.watch.digests.digest import Digester
+from harness.watch.digests.product import MANY, ROW, SUMS, product_for
 
 CPU = torch.device("cpu")
 WAYS = [product._int8, product._packed, product._by_float32, product._by_float64]

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from harness.causes import Strength, diagnose
+from harness.watch.answers.gathering import gather
 from harness.watch.divergence import from_json
-from harness.watch.folder import Folder
-from harness.watch.gathering import gather
+from harness.watch.meeting.folder import Folder
 from tests.watched import by_hand, classifier, wide
 from tests.watching import ROOT, environment, rank_files, torchrun
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.watch.digest import Digester
-from harness.watch.sample import FROM, LINES, PARTS, has_parts, is_sampled, part_of, sample
+from harness.watch.digests.digest import Digester
+from harness.watch.digests.sample import FROM, LINES, PARTS, has_parts, is_sampled, part_of, sample
 
 SIZE = FROM // 4 + 13
 LINE = 64

@@ -10,10 +10,19 @@ from harness.causes.parallel import reduced_in_another_order
 from harness.causes.rendezvous import is_rendezvous
 from harness.errors import peer_was_lost
 from harness.waiting import IN_VAIN
-from harness.watch.answer import ranks
 from harness.watch.evidence import Evidence
-from harness.watch.pairing import EXTRA, MISSING, ORDER, PARTED, SKIPPED, Call, Frame, Unpaired
-from harness.watch.reading import Loop, loops_left, loops_of, rank_guard, same_branching
+from harness.watch.hangs.pairing import (
+    EXTRA,
+    MISSING,
+    ORDER,
+    PARTED,
+    SKIPPED,
+    Call,
+    Frame,
+    Unpaired,
+)
+from harness.watch.hangs.reading import Loop, loops_left, loops_of, rank_guard, same_branching
+from harness.watch.naming import ranks
 
 FAMILY = "hangs"
 

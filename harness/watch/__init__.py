@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from harness.watch.attaching import attach
+    from harness.watch.starting.attaching import attach
 
 __all__ = ["attach"]
 
@@ -21,7 +21,7 @@ def __getattr__(name: str) -> Any:
     Its module must have another name: an imported submodule would take the place of the function.
     """
     if name == "attach":
-        from harness.watch.attaching import attach
+        from harness.watch.starting.attaching import attach
 
         return attach
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

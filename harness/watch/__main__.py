@@ -9,16 +9,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.watch.after_torch import AfterTorch
 from harness.watch.commands import COMMANDS
 from harness.watch.exit_codes import NOT_OBSERVED
-from harness.watch.options import Options, parse
-from harness.watch.script import prepare
-from harness.watch.witness import leave_witness
+from harness.watch.hangs.witness import leave_witness
+from harness.watch.starting.after_torch import AfterTorch
+from harness.watch.starting.options import Options, parse
+from harness.watch.starting.script import prepare
 
 if TYPE_CHECKING:
-    from harness.watch.relaunched import Relaunched
-    from harness.watch.spawned import Spawned
+    from harness.watch.starting.relaunched import Relaunched
+    from harness.watch.starting.spawned import Spawned
     from harness.watch.watcher import Watcher
 
 PATIENCE = 30.0
@@ -88,7 +88,7 @@ class _Watch:
             # The ranks that the script has started have answered for themselves.
             self._watcher.close()
             return script_code or ranks
-        from harness.watch.closing import close
+        from harness.watch.answers.closing import close
 
         code = close(
             self._watcher,
@@ -103,9 +103,9 @@ class _Watch:
 
     def _begin(self) -> None:
         try:
-            from harness.watch.observing import begin
-            from harness.watch.relaunched import Relaunched
-            from harness.watch.spawned import Spawned
+            from harness.watch.starting.observing import begin
+            from harness.watch.starting.relaunched import Relaunched
+            from harness.watch.starting.spawned import Spawned
 
             self._watcher = begin(self._options)
             self._spawned = Spawned(self._options)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.watch.digest import Digester
+from harness.watch.digests.digest import Digester
 from harness.watch.instruments.call_site import call_site
 from harness.watch.instruments.context import Context
 from harness.watch.instruments.forward import ForwardHook, in_training

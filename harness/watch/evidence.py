@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.watch.divergence import Divergence
+from harness.watch.hangs.pairing import Calls, Unpaired
 from harness.watch.journal import Event
-from harness.watch.pairing import Calls, Unpaired
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from harness.watch.attaching import attach
+from harness.watch.starting.attaching import attach
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from harness.watch.digest import Digester, Staged
+from harness.watch.digests.digest import Digester, Staged
+from harness.watch.digests.pending import Pending
+from harness.watch.digests.sample import has_parts, is_sampled
 from harness.watch.instruments.parameters import Held
 from harness.watch.layout import GRADIENTS, PARAMETERS, START, Entry, Layout
 from harness.watch.modules import Known, cohort_of, local_part
-from harness.watch.pending import Pending
-from harness.watch.sample import has_parts, is_sampled
 from harness.watch.schedule import part_at
 
 OWN_STATE = ("ZeroRedundancyOptimizer",)

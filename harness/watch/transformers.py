@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.trainer_callback import TrainerCallback
 
-from harness.watch.attaching import attach
+from harness.watch.starting.attaching import attach
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments

@@ -26,25 +26,25 @@ from torch.optim.optimizer import (
 )
 
 from harness.causes import diagnose
-from harness.watch.answer import Answer
+from harness.watch.answers.answer import Answer
+from harness.watch.answers.gathering import gather
+from harness.watch.digests.pending import Pending
 from harness.watch.divergence import Divergence, at_evaluation, divergence, to_json
 from harness.watch.evaluation import Evaluated, Evaluations
-from harness.watch.exchange import Exchange
 from harness.watch.exit_codes import FAULT_FOUND
-from harness.watch.folder import Folder, meeting_place, process_began
-from harness.watch.gathering import gather
-from harness.watch.hosts import ranks_here
+from harness.watch.hangs.stall import Stall
 from harness.watch.instruments import Instruments
 from harness.watch.instruments.compiling import is_compiling
 from harness.watch.instruments.context import Context
 from harness.watch.journal import Journal
 from harness.watch.layout import EVALUATION, GRADIENTS, PARAMETERS, index_of
+from harness.watch.meeting.exchange import Exchange
+from harness.watch.meeting.folder import Folder, meeting_place, process_began
+from harness.watch.meeting.hosts import ranks_here
+from harness.watch.meeting.ring import KEPT
+from harness.watch.meeting.whereabouts import Whereabouts
 from harness.watch.modules import Modules, parameters_of
-from harness.watch.pending import Pending
-from harness.watch.ring import KEPT
-from harness.watch.stall import Stall
 from harness.watch.stream import AVERAGING, Stream
-from harness.watch.whereabouts import Whereabouts
 
 if TYPE_CHECKING:
     from harness.watch.audit.auditor import Auditor

@@ -235,7 +235,7 @@ def _digest(share: float) -> float:
     """
     import torch
 
-    from harness.watch.digest import Digester
+    from harness.watch.digests.digest import Digester
 
     tensors = [torch.randn(16_000_000) for _ in range(12)]
     digester = Digester()

@@ -32,8 +32,8 @@ from harness.parameters import build
 from harness.plan import Layout
 from harness.rank import Rank
 from harness.record import Header, Writer
+from harness.watch.answers.closing import answer
 from harness.watch.audit.auditor import Auditor
-from harness.watch.closing import answer
 from harness.watch.watcher import Watcher
 from launch.rank import World, leave, seed_everything
 

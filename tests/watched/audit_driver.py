@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from harness.watch.answers.closing import answer
 from harness.watch.audit import examination
 from harness.watch.audit.auditor import Auditor
-from harness.watch.closing import answer
 from harness.watch.watcher import Watcher
 from tests.watched import audited
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from harness.watch.closing import close
+from harness.watch.answers.closing import close
 from harness.watch.watcher import Watcher
 
 

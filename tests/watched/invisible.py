@@ -29,11 +29,11 @@ BEFORE = set(sys.modules)
 import torch.distributed as dist  # noqa: E402
 from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
 
-from harness.watch import stall  # noqa: E402
+from harness.watch.answers.closing import close  # noqa: E402
 from harness.watch.audit import examination  # noqa: E402
-from harness.watch.closing import close  # noqa: E402
-from harness.watch.observing import begin  # noqa: E402
-from harness.watch.options import parse  # noqa: E402
+from harness.watch.hangs import stall  # noqa: E402
+from harness.watch.starting.observing import begin  # noqa: E402
+from harness.watch.starting.options import parse  # noqa: E402
 from harness.watch.watcher import WATCHERS  # noqa: E402
 
 OF_THE_WATCHER = sorted(set(sys.modules) - BEFORE)

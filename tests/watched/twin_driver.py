@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from harness.watch.closing import close
+from harness.watch.answers.closing import close
 from harness.watch.twin.recorder import Nudge, Recorder
 from harness.watch.watcher import Watcher
 from tests.watched import twins

@@ -15,8 +15,8 @@ from harness.watch.audit.examination import examine
 from harness.watch.audit.forward_pass import version
 from harness.watch.audit.recorder import NAME, Recorder
 from harness.watch.audit.replay import Name
-from harness.watch.folder import Folder
 from harness.watch.instruments.context import Context
+from harness.watch.meeting.folder import Folder
 from harness.watch.modules import parameters_of
 
 _SHARDED = ("_fsdp_flattened", "placements")

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from harness.watch.digest import Digester
+from harness.watch.digests.digest import Digester
 from harness.watch.instruments.context import Context
 from harness.watch.instruments.structure import MOST
 from harness.watch.modules import local_part

@@ -20,7 +20,7 @@ import torch.distributed as dist
 # Its functions keep the group that is there when they are defined.
 import torch.distributed.nn.functional
 
-from harness.watch.closing import answer
+from harness.watch.answers.closing import answer
 from harness.watch.watcher import Watcher
 from tests.watched.hangs import ways
 

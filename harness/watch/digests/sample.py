@@ -23,7 +23,7 @@ from functools import lru_cache
 
 import torch
 
-from harness.watch.product import random_bytes
+from harness.watch.digests.product import random_bytes
 from harness.watch.schedule import PARTS
 
 FROM = 1 << 19

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.watch.outputs import Outputs
+from harness.watch.answers.outputs import Outputs
 
 DESCRIPTION = "Run an unedited training script under the watcher."
 USAGE = "torchrun --nproc-per-node=N -m harness.watch [options] train.py ARGS..."

@@ -11,7 +11,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import NoReturn
 
-from harness.watch.options import USAGE, Options
+from harness.watch.starting.options import USAGE, Options
 
 
 def prepare(options: Options) -> tuple[types.CodeType, types.ModuleType]:

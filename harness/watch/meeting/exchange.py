@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from harness.watch.digests.pending import Pending
 from harness.watch.divergence import Seen
-from harness.watch.folder import Folder
 from harness.watch.layout import GRADIENTS, Layout, index_of, place_of
-from harness.watch.pending import Pending
-from harness.watch.ring import Reader, Slot, Writer
+from harness.watch.meeting.folder import Folder
+from harness.watch.meeting.ring import Reader, Slot, Writer
 
 _SPARE = 64
 """Columns beyond those of the first layout: parameters and settings may be added later."""

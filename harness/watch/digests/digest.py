@@ -22,9 +22,9 @@ from collections.abc import Sequence
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from harness.watch.digest_plan import Plan
-from harness.watch.pending import Coming, Pending
-from harness.watch.sample import has_parts, is_sampled, part_of, sample
+from harness.watch.digests.pending import Coming, Pending
+from harness.watch.digests.plan import Plan
+from harness.watch.digests.sample import has_parts, is_sampled, part_of, sample
 
 _PLANS = 16
 """Sets of tensors remembered at the same time; a network with unused parameters has several."""

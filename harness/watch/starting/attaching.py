@@ -10,8 +10,8 @@ import sys
 
 import torch
 
+from harness.watch.answers.closing import close
 from harness.watch.audit.auditor import Auditor
-from harness.watch.closing import close
 from harness.watch.watcher import WATCHERS, Watcher
 
 

@@ -22,7 +22,7 @@ MOST = 2000
 DEEP = 8
 """Frames of the user's that are kept of each call."""
 _TORCH = str(Path(torch.__file__).parent)
-_OWN = str(Path(__file__).resolve().parent)
+_OWN = str(Path(__file__).resolve().parents[1])
 _DISTRIBUTED = str(Path(_TORCH) / "distributed")
 _OUTSIDE = (_TORCH, _OWN, "<frozen ", "<string>")
 _DTYPES = {
@@ -80,7 +80,7 @@ class Collectives:
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the last calls, as `harness.watch.pairing` reads them."""
+        """Return the last calls, as `harness.watch.hangs.pairing` reads them."""
         self.remember_groups()
         chains: dict[tuple[tuple[str, int, str], ...], int] = {}
         calls: list[list[Any]] = []

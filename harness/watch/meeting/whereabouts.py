@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from harness.watch.bridge import Bridge
+from harness.watch.meeting.bridge import Bridge
 
 if TYPE_CHECKING:
     from harness.watch.watcher import Watcher

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.watch.exit_codes import NOTHING_FOUND
-from harness.watch.options import Options
+from harness.watch.starting.options import Options
 
-_ROOT = str(Path(__file__).resolve().parents[2])
+_ROOT = str(Path(__file__).resolve().parents[3])
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class _Entry:
     """Folder for exit codes; the process that started the ranks ends with the worst."""
 
     def __call__(self, index: int, *args: Any) -> None:
-        from harness.watch.closing import close
-        from harness.watch.observing import begin
+        from harness.watch.answers.closing import close
+        from harness.watch.starting.observing import begin
 
         try:
             watcher = begin(self.options)

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.watch.options import Options
+from harness.watch.starting.options import Options
 
-_ROOT = str(Path(__file__).resolve().parents[2])
+_ROOT = str(Path(__file__).resolve().parents[3])
 
 # The exit code of such a rank stays the script's own: who started it takes any other for a crash,
 # and kills all ranks. From a checkout the new process has to be told where the watcher is.

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from harness.causes import Cause, Diagnosis, Strength, catalogue
-from harness.watch.damage import Damage, tree
+from harness.watch.answers.damage import Damage, tree
+from harness.watch.answers.per_rank import RankTable
 from harness.watch.divergence import Difference, Divergence, to_json
 from harness.watch.layout import EVALUATION, GRADIENTS, START
-from harness.watch.per_rank import RankTable
+from harness.watch.naming import ranks
 
 _SHOWN = 12
 
@@ -140,13 +140,6 @@ def who(difference: Difference) -> str:
         return "all ranks differ from each other"
     sides = ", ".join(ranks(group) for group in difference.groups)
     return f"no majority: {sides} differ"
-
-
-def ranks(members: Sequence[int]) -> str:
-    """Name ranks: `rank 1`, `ranks 0 and 2`."""
-    if len(members) == 1:
-        return f"rank {members[0]}"
-    return f"ranks {', '.join(map(str, members[:-1]))} and {members[-1]}"
 
 
 def what(difference: Difference) -> str:

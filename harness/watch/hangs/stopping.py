@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.causes import Diagnosis, Strength, catalogue, diagnose
-from harness.watch.answer import Answer, ranks
+from harness.watch.answers.answer import Answer
+from harness.watch.answers.gathering import gather
+from harness.watch.answers.per_rank import RankTable
 from harness.watch.divergence import from_json
 from harness.watch.evidence import Evidence
 from harness.watch.exit_codes import STOPPED
-from harness.watch.folder import Folder
-from harness.watch.gathering import gather
-from harness.watch.pairing import MISSING, Call, Unpaired
-from harness.watch.per_rank import RankTable
+from harness.watch.hangs.pairing import MISSING, Call, Unpaired
+from harness.watch.meeting.folder import Folder
+from harness.watch.naming import ranks
 
 _AROUND = 4
 """Calls of each rank that are shown before the one without a partner."""

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from harness.watch.board import Board
-from harness.watch.bundle import bundle, lay_out
-from harness.watch.crossing import Crossing, Progress
 from harness.watch.divergence import Divergence, to_json
-from harness.watch.exchange import Exchange
-from harness.watch.folder import Folder
 from harness.watch.instruments.patches import Patches
 from harness.watch.layout import GRADIENTS, place_of
-from harness.watch.places import Places, line_of, read_places, word_of
+from harness.watch.meeting.board import Board
+from harness.watch.meeting.bundle import bundle, lay_out
+from harness.watch.meeting.crossing import Crossing, Progress
+from harness.watch.meeting.exchange import Exchange
+from harness.watch.meeting.folder import Folder
+from harness.watch.meeting.places import Places, line_of, read_places, word_of
 
 if TYPE_CHECKING:
     from torch.distributed import Store

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from harness.watch.product import ROW, SUMS, Product, product_for, random_bytes
+from harness.watch.digests.product import ROW, SUMS, Product, product_for, random_bytes
 
 LARGE = 1 << 17
 """Bytes from which a tensor is read in place; smaller ones are copied together first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 from harness.report.wording import printable
-from harness.watch.answer import Answer
+from harness.watch.answers.answer import Answer
 from harness.watch.exit_codes import NOT_OBSERVED, NOTHING_FOUND
 
 

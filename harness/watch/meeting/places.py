@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.watch.folder import Folder
+from harness.watch.meeting.folder import Folder
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from harness.watch.folder import Folder, process_began
+from harness.watch.meeting.folder import Folder, process_began
 
 APART = 0.02
 """Seconds between the first death and the next from which on it was not a death of all together."""
@@ -87,8 +87,8 @@ def _be_witness(reading: int, parent: int) -> None:
         pid = folder.read(folder.start(rank))["pid"]
         folder.write(folder.gone(rank), {"time": seen[rank], "pid": pid})
     # Not earlier: nobody needs it in a run that ends well.
-    from harness.watch.outputs import Outputs
-    from harness.watch.stopping import answer_to_stop
+    from harness.watch.answers.outputs import Outputs
+    from harness.watch.hangs.stopping import answer_to_stop
 
     answer = answer_to_stop(folder, members, world_size)
     Outputs(json=f"{answer.kept}/watch.json", html=f"{answer.kept}/watch.html").write(answer)

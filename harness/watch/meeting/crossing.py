@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from harness.watch.board import Board
 from harness.watch.divergence import Divergence, Seen, divergence, from_json, rank_local, to_json
-from harness.watch.exchange import Exchange
 from harness.watch.layout import GRADIENTS, PARAMETERS, Entry, index_of, place_of, read_entries
+from harness.watch.meeting.board import Board
+from harness.watch.meeting.exchange import Exchange
 
 KEYS = 16
 """Digests of an optimizer that are on the board at a time; they take each other's places."""

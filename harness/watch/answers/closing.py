@@ -8,17 +8,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.causes import Diagnosis, Strength, diagnose
-from harness.watch.answer import Answer, ranks
+from harness.watch.answers.answer import Answer
+from harness.watch.answers.damage import Damage, spread
+from harness.watch.answers.gathering import gather
+from harness.watch.answers.outputs import Outputs
+from harness.watch.answers.per_rank import RankTable, per_rank
 from harness.watch.audit.summary import audit_notes
-from harness.watch.damage import Damage, spread
 from harness.watch.divergence import Divergence, divergence, from_json, rank_local
 from harness.watch.evidence import Evidence
 from harness.watch.exit_codes import FAULT_FOUND, NOT_OBSERVED, NOTHING_FOUND, STOPPED
-from harness.watch.folder import Folder
-from harness.watch.gathering import gather
-from harness.watch.outputs import Outputs
-from harness.watch.per_rank import RankTable, per_rank
-from harness.watch.stopping import calls_table, exit_code, has_stopped, symptom
+from harness.watch.hangs.stopping import calls_table, exit_code, has_stopped, symptom
+from harness.watch.meeting.folder import Folder
+from harness.watch.naming import ranks
 from harness.watch.watcher import Watcher, say
 
 BEGIN_S = 2.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from harness.watch.options import Options
+from harness.watch.starting.options import Options
 
 if TYPE_CHECKING:
     from harness.watch.watcher import Watcher

@@ -105,7 +105,7 @@ class Calls:
 
 
 def from_json(content: Mapping[str, Any]) -> Calls:
-    """Return what `harness.watch.collectives` has written."""
+    """Return what `harness.watch.hangs.collectives` has written."""
     chains = [
         tuple(Frame(path, int(line), function) for path, line, function in chain)
         for chain in content["chains"]

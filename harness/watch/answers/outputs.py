@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from harness.watch.answer import Answer
+    from harness.watch.answers.answer import Answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +29,8 @@ class Outputs:
     def write(self, answer: Answer) -> list[str]:
         """Write all of them; return a sentence on each that could not be written."""
         # Not earlier: a script is to find no more modules imported than it would alone.
-        from harness.watch.junit import junit
-        from harness.watch.page import page
+        from harness.watch.answers.junit import junit
+        from harness.watch.answers.page import page
 
         failed = []
         contents: tuple[tuple[str | None, Callable[[], str]], ...] = (

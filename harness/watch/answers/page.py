@@ -7,9 +7,10 @@ from pathlib import Path
 import harness.report
 from harness.causes import Cause, Diagnosis, Strength, catalogue
 from harness.report.markup import section, table, text
-from harness.watch.answer import Answer, evidence, ranks
-from harness.watch.damage import Damage
+from harness.watch.answers.answer import Answer, evidence
+from harness.watch.answers.damage import Damage
 from harness.watch.exit_codes import FAULT_FOUND, NOT_OBSERVED, NOTHING_FOUND, STOPPED
+from harness.watch.naming import ranks
 
 _BADGES = {
     NOTHING_FOUND: ("as_expected", "nothing found"),

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from harness.watch.divergence import Divergence, rank_local
 from harness.watch.evidence import Evidence
-from harness.watch.exchange import Exchange
-from harness.watch.folder import Folder
+from harness.watch.hangs.pairing import first_unpaired, from_json
 from harness.watch.journal import read_journal, read_last_call
-from harness.watch.pairing import first_unpaired, from_json
+from harness.watch.meeting.exchange import Exchange
+from harness.watch.meeting.folder import Folder
 
 
 def gather(

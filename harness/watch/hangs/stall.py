@@ -17,21 +17,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from harness.watch.collectives import (
+from harness.watch.answers.gathering import gather
+from harness.watch.answers.outputs import Outputs
+from harness.watch.exit_codes import STOPPED
+from harness.watch.hangs.collectives import (
     Collectives,
     place_of,
     stack_of,
     stack_of_error,
     waits_in_torch,
 )
-from harness.watch.exit_codes import STOPPED
-from harness.watch.folder import Folder, process_began
-from harness.watch.gathering import gather
+from harness.watch.hangs.stopping import answer_to_stop, is_stuck
+from harness.watch.hangs.witness import tell_witness
 from harness.watch.instruments.last_call import LastCall
 from harness.watch.instruments.patches import Patches
-from harness.watch.outputs import Outputs
-from harness.watch.stopping import answer_to_stop, is_stuck
-from harness.watch.witness import tell_witness
+from harness.watch.meeting.folder import Folder, process_began
 
 if TYPE_CHECKING:
     from harness.watch.watcher import Watcher

@@ -10,12 +10,12 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from harness.watch.crossing import pack, unpack
 from harness.watch.divergence import from_json
-from harness.watch.exchange import Exchange
-from harness.watch.folder import Folder
 from harness.watch.layout import GRADIENTS, Layout, index_of, place_of
-from harness.watch.ring import Writer
+from harness.watch.meeting.crossing import pack, unpack
+from harness.watch.meeting.exchange import Exchange
+from harness.watch.meeting.folder import Folder
+from harness.watch.meeting.ring import Writer
 
 LARGEST = 256 << 10
 """Bytes of a file that are taken along."""

@@ -1,0 +1,1 @@
+"""How a program comes to be watched: started by us, by torchrun, by mp.spawn, or attached."""
