@@ -9,6 +9,7 @@
 ##   make list [family=X]              the scenarios, what each one shows, how it last ended here
 ##   make show scenario=NAME           its claims, arms, cause, the code that differs, the last verdict
 ##   make new scenario=NAME            the two files a scenario of your own starts from
+##   make predict                      foresee what code does before it runs; scored, with a history
 ##   make judge run=results/NAME/RUN   recompute the verdict of a finished run, without ranks; the
 ##                                     newest one with run=latest or run=results/NAME
 ##   make report run=results/NAME/RUN  write its report again
@@ -44,7 +45,7 @@ PYTHON ?= python3
 .DEFAULT_GOAL := help
 .SUFFIXES:
 .DELETE_ON_ERROR:
-TARGETS := help repro sweep corpus corpus-diff list show new judge report readme claims doctor test check \
+TARGETS := help repro sweep corpus corpus-diff list show new predict judge report readme claims doctor test check \
            lint types layers format test-gpu bench wheel integrations lock clean
 .PHONY: $(TARGETS) FORCE
 
@@ -105,6 +106,9 @@ show: $(READY)
 
 new: $(READY)
 	$(RUN) all launch.new
+
+predict: $(READY)
+	$(RUN) all launch.predict
 
 judge: $(READY)
 	$(RUN) only run launch.judge
