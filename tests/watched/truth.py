@@ -66,7 +66,11 @@ SENDS = "a forward pass that sends is not replayed in one process"
 EDIT = "buffers that a script writes on all ranks alike are what averaging them by hand looks like"
 CAUGHT = "the arm catches the error that says it; tests of hangs leave it to the watcher"
 NUMBERS = "which label a number stands for is known to the script alone"
+REPLAYED = "a process that resumes has not seen what the one before it trained on"
 UNSEEN = {
+    "resume_replays_epoch/from_epoch_0": REPLAYED,
+    "resume_replays_epoch/with_random": REPLAYED,
+    "resume_replays_epoch/from_batch_0": REPLAYED,
     "ids_differ/from_set": NUMBERS,
     "ids_differ/seeded": NUMBERS,
     "buffer_inplace/averaged": CAUGHT,
