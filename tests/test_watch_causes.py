@@ -387,6 +387,34 @@ def test_a_replica_among_parts_is_to_be_summed_by_the_script():
     assert not proven(given)
 
 
+def test_a_replica_among_parts_that_most_ranks_agree_on_was_changed_on_the_others():
+    off = parted(names=("head.weight",), groups=((1, 2), (0,)))
+    given = evidence(BARE, off, parts={0: ["body.weight"]})
+    assert only(given, "gradient_changed_on_one_rank")
+    assert not proven(given)
+    assert next(iter(diagnose(given))).ranks == (0,)
+
+
+def test_clips_of_parts_made_by_hand_make_replicas_part():
+    def clips(norm, bound=1.0):
+        own = {"kind": "norm", "sharded": False, "scale": None, "at": "train.py:5", "bound": bound}
+        event = {"kind": "clip", "optimizer": 0, "update": 0, "norm": None, "shards": None}
+        return lambda rank: [*BARE, event | {"clips": [own | {"norm": norm(rank)}]}]
+
+    off, parts = parted(names=("head.weight",)), {0: ["body.weight"]}
+    given = evidence(clips(lambda rank: 2.0 + rank), off, parts=parts)
+    assert proven(given) == {"clip_norm_of_shards"}
+    assert diagnose(given)[0].cause == "clip_norm_of_shards"
+    # One norm on all ranks; a clip that does not act everywhere; no parts; nothing parts.
+    for other in (
+        evidence(clips(lambda rank: 2.0), off, parts=parts),
+        evidence(clips(lambda rank: 0.5 + rank), off, parts=parts),
+        evidence(clips(lambda rank: 2.0 + rank), off),
+        evidence(clips(lambda rank: 2.0 + rank), parts=parts),
+    ):
+        assert "clip_norm_of_shards" not in found(other)
+
+
 def test_without_parts_a_parameter_was_left_out_of_the_reduction():
     given = evidence(BARE, parted(names=("head.weight",)))
     assert only(given, "reduction_left_out")

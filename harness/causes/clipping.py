@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from harness.causes.across import each_rank, same, side_by_side
+from collections.abc import Mapping
+from typing import Any
+
+from harness.causes.across import Side, each_rank, same, side_by_side
 from harness.causes.cause import Diagnosis, Strength, cause
 from harness.watch.evidence import Evidence
 from harness.watch.journal import Event
+from harness.watch.layout import GRADIENTS
 
 _MOST_BOUND = 0.01
 """A bound of more than this share of the loss scale was multiplied by it."""
@@ -97,8 +101,9 @@ def clip_before_unscale(evidence: Evidence) -> Diagnosis | None:
 @cause(
     family="clipping",
     sees="The logged gradient norm differs between ranks; clipping acts differently on each.",
-    why="Each rank has a part of the gradients, and torch.nn.utils.clip_grad_norm_ was given plain "
-    "tensors: it takes the norm of that part for the whole.",
+    why="Each rank has a part of the gradients, of FSDP's making or by hand, and "
+    "torch.nn.utils.clip_grad_norm_ was given plain tensors: it takes the norm of that part for "
+    "the whole.",
     confirm="Print the norm on each rank: it must be the same, and that of one process.",
     change="clip with the FSDP wrapper's method, or pass the DTensors themselves",
     fix="""
@@ -111,7 +116,8 @@ norm = norm.full_tensor()                                  # for the log
 def clip_norm_of_shards(evidence: Evidence) -> Diagnosis | None:
     """Recognise norms of parts: sharded parameters, and a plain result that differs."""
     for side in side_by_side(evidence, "clip", "optimizer", "update"):
-        if not all(e.get("shards") for e in side.values()):
+        made_by_hand = _parts_that_part(evidence, side)
+        if not made_by_hand and not all(e.get("shards") for e in side.values()):
             continue
         clips = {rank: event["clips"][0] for rank, event in side.items()}
         norms = {rank: clip["norm"] for rank, clip in clips.items()}
@@ -123,6 +129,22 @@ def clip_norm_of_shards(evidence: Evidence) -> Diagnosis | None:
                 because=(f"clip_grad_norm_ of shards gave {each_rank(norms, '{:.4g}'.format)}",),
                 where=first["at"],
                 step=next(iter(side.values()))["update"],
-                explains=False,
+                explains=made_by_hand,
             )
     return None
+
+
+def _parts_that_part(evidence: Evidence, side: Side) -> bool:
+    """Say whether an optimizer holds parts, and its replicas part in the update of these clips."""
+    window, parted = next(iter(side.values())), evidence.divergence
+    return (
+        parted is not None
+        and parted.phase == GRADIENTS
+        and (evidence.optimizer, parted.step) == (window["optimizer"], window["update"])
+        and bool(evidence.parts.get(window["optimizer"]))
+        and all(_acts(event["clips"][0]) for event in side.values())
+    )
+
+
+def _acts(clip: Mapping[str, Any]) -> bool:
+    return bool(clip["norm"] and clip["bound"] and clip["norm"] > clip["bound"])

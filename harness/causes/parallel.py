@@ -42,13 +42,33 @@ def replicated_grad_not_reduced(evidence: Evidence) -> Diagnosis | None:
     bare = _bare(evidence)
     if bare is None or not bare[1] or not bare[2]:
         return None
-    _, replicas, parts = bare
+    unequal, replicas, parts = bare
+    # Shares of a sum differ on all ranks; where most have the same bits somebody changed the rest.
+    if _has_odd_ranks(unequal):
+        return None
     return Diagnosis(
         strength=Strength.LIKELY,
         because=(
             f"{listed(replicas)} began equal on all ranks, {listed(parts)} of the same optimizer "
             "did not and are parts",
         ),
+        tensor=replicas[0],
+    )
+
+
+def changed_among_parts(evidence: Evidence) -> Diagnosis | None:
+    """Recognise replicas beside parts whose gradients have the same bits on most ranks."""
+    bare = _bare(evidence)
+    if bare is None or not bare[1] or not bare[2] or not _has_odd_ranks(bare[0]):
+        return None
+    unequal, replicas, parts = bare
+    return Diagnosis(
+        strength=Strength.LIKELY,
+        because=(
+            f"{listed(replicas)} began equal on all ranks, and most ranks have the same gradient; "
+            f"{listed(parts)} of the same optimizer are parts: a clip may have scaled these only",
+        ),
+        ranks=unequal.differences[0].odd,
         tensor=replicas[0],
     )
 

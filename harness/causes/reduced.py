@@ -8,6 +8,7 @@ from harness.causes.cause import Diagnosis, Strength, cause
 from harness.causes.crashes import ready_twice
 from harness.causes.initial_state import structure_differs
 from harness.causes.optimizer_state import loss_scale_differs
+from harness.causes.parallel import changed_among_parts
 from harness.causes.synchronisation import (
     ddp_forward_bypassed,
     no_sync_wrong_half,
@@ -68,9 +69,10 @@ def _hook_is_there(evidence: Evidence) -> Diagnosis | None:
 
 @cause(
     family="synchronisation",
-    sees="Gradients of one wrapped model differ between ranks in one update, on few ranks.",
-    why="DDP leaves the same bits in the gradient on every rank. Whoever changes it afterwards on "
-    "some of them, such as a filter for NaN or a clip on rank 0, makes the replicas part.",
+    sees="Gradients of replicas differ between ranks in one update, on few ranks.",
+    why="DDP, or a sum over a group, leaves the same bits in the gradient on every rank. Whoever "
+    "changes it afterwards on some of them, such as a filter for NaN or a clip on rank 0, makes "
+    "the replicas part.",
     confirm="Compare p.grad right after backward and right before the update.",
     change="do the same to the gradients on every rank",
     fix="""
@@ -78,13 +80,14 @@ loss.backward()
 change(model.parameters())             # on every rank, and decided by all of them together
 optimizer.step()
 """,
+    reported=("deepspeedai/DeepSpeed#1801",),
 )
 def gradient_changed_on_one_rank(evidence: Evidence) -> Diagnosis | None:
     """Recognise gradients that part behind a reduction that was armed and complete."""
     unequal = unequal_gradients(evidence)
     module = None if unequal is None else unequal.hooked
     if unequal is None or module is None or _otherwise_explained(evidence):
-        return None
+        return changed_among_parts(evidence)
     told = unequal.wrapper(module)
     synchronised = unequal.last("last_forward_synchronised", module)
     backwards = {window.get("backwards", 0) for window in unequal.windows.values()}
