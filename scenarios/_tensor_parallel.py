@@ -6,6 +6,7 @@ the other way round. `torch.distributed.nn.functional` counts the losses of all 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,15 @@ def words(
     mine = table.chunk(rank.world_size)[rank.rank].to(rank.device, copy=True)
     x, y = rows(rank, tokens, whole=True)
     return body, torch.nn.Parameter(mine), x, (y[:, 0] * 1000).long() % vocabulary
+
+
+def layers(rank: Rank, hidden: int) -> tuple[torch.nn.LayerNorm, torch.Tensor, torch.Tensor]:
+    """Return a norm that all ranks hold, and this rank's rows of two layers, (hidden, FEATURES)."""
+    wide = (2, hidden, FEATURES)
+    drawn = torch.randn(wide, generator=rank.generator("split"), dtype=torch.float64)
+    parts = drawn[:, rank.rank :: rank.world_size].to(rank.device, copy=True)
+    norm = torch.nn.LayerNorm(FEATURES, dtype=torch.float64, device=rank.device)
+    return norm, *(part.clone().requires_grad_() for part in parts)
 
 
 def copied(x: torch.Tensor) -> torch.Tensor:
@@ -59,6 +69,11 @@ def at_targets(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     here = (local >= 0) & (local < logits.shape[1])
     own = logits.gather(1, local.clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
     return summed(own.where(here, 0.0))
+
+
+def square(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the sum of all squares."""
+    return torch.stack([(tensor * tensor).sum() for tensor in tensors]).sum()
 
 
 def everywhere(x: torch.Tensor) -> torch.Tensor:

@@ -46,3 +46,39 @@ mean = all_reduce(logits.sum(-1), group=tensor_parallel) / vocabulary
 def label_smoothing_local(evidence: Evidence) -> Diagnosis | None:
     """Say nothing: a loss of a part of the classes may be meant."""
     return None
+
+
+@cause(
+    family="clipping",
+    sees="The gradient norm grows with the tensor-parallel size, or is too small; all ranks agree.",
+    why="Of split layers each rank has a part of the gradient, and the squares of all ranks add "
+    "up. Replicas are on every rank and count once; parts of one rank are not the whole.",
+    confirm="Compare the first norm with that of one process.",
+    change="sum the squares of parts over the group, and add those of replicas once",
+    fix="""
+squares = sum(g.square().sum() for g in parts)
+dist.all_reduce(squares, group=tensor_parallel)
+norm = (squares + sum(g.square().sum() for g in replicas)).sqrt()
+""",
+    reported=("NVIDIA/Megatron-LM#5916", "NVIDIA/Megatron-LM#7452"),
+)
+def clip_norm_counted_wrongly(evidence: Evidence) -> Diagnosis | None:
+    """Say nothing: all ranks scale alike, and which tensors are parts is known to the script."""
+    return None
+
+
+@cause(
+    family=_FAMILY,
+    sees="The loss starts right and trains worse than without context parallelism; ranks agree.",
+    why="Backward of ring attention builds the probabilities of a chunk from its own log-sum-exp. "
+    "In forward they were merged over all chunks; here they sum to 1 in each.",
+    confirm="Compare gradients with one process: right above the last attention, off below.",
+    change="save the merged log-sum-exp in forward, and use it in backward",
+    fix="""
+probability = (scores - merged_log_sum_exp).exp()        # not the chunk's own
+""",
+    reported=("NVIDIA/Megatron-LM#1464",),
+)
+def context_parallel_attention(evidence: Evidence) -> Diagnosis | None:
+    """Say nothing: a forward pass that sends is not replayed in one process."""
+    return None
