@@ -45,8 +45,8 @@ PYTHON ?= python3
 .DEFAULT_GOAL := help
 .SUFFIXES:
 .DELETE_ON_ERROR:
-TARGETS := help repro sweep corpus corpus-diff list show new predict judge report readme claims doctor test check \
-           lint types layers format test-gpu bench wheel integrations lock clean
+TARGETS := help repro sweep corpus corpus-diff list show new predict judge report readme claims \
+           doctor test check lint types layers format test-gpu bench wheel integrations lock clean
 .PHONY: $(TARGETS) FORCE
 
 # make would expand the `$` in an exported value, and fail at an unmatched one. The values travel

@@ -12,7 +12,7 @@ import scenarios
 from harness.report.source import sources
 from launch.predict import answers
 from launch.predict.answers import Answer
-from launch.predict.questions import Question
+from launch.predict.questions import Question, Topic
 from launch.predict.score import OUTCOMES
 from launch.show import code
 from launch.statements import statements
@@ -71,7 +71,17 @@ def show(out: Console, title: str, question: Question) -> None:
     out.print(Text(run, style="dim"), soft_wrap=True)
     said = "an article says" if topic.id in statements() else "claim"
     out.print()
+    for claim in said_before(topic):
+        # Claims refer to each other: "the same", "and then".
+        out.print(Text(f"said before: {claim}", style="dim"), soft_wrap=True)
     out.print(Text.assemble((f"{said}: ", "dim"), (topic.text, "bold")), soft_wrap=True)
+
+
+def said_before(topic: Topic) -> list[str]:
+    """Return the claims of the scenario that stand before this one, the last two of them."""
+    claims = scenarios.load(topic.scenario).claims
+    first = min(i for i, claim in enumerate(claims) if claim.name == topic.by[0].claim)
+    return [claim.text for claim in claims[max(0, first - 2) : first]]
 
 
 def _until(out: Console, prompt: str, read: Callable[[str], T]) -> T:

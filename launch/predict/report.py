@@ -62,7 +62,7 @@ def show(
         out.print(Text.assemble("   ", (result.outcome, style), f"  you: {said}  ({skill})"))
         if result.effect is not None:
             low, high = item.interval or (None, None)
-            yours = f"you: {number(low)} to {number(high)}" if item.interval else "not asked"
+            yours = f"you: {number(low)} to {number(high)}" if item.interval else "you passed"
             out.print(Text(f"   effect {number(result.effect)}  {yours}"))
         out.print(Text(f"   {result.reason}", style="dim"), soft_wrap=True)
         out.print(Text(f"   make show scenario={topic.scenario}", style="dim"))
