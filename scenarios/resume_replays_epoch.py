@@ -50,10 +50,9 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
 
     from scenarios._models import net, rows, weights
 
-    samples = p.batches * p.batch
-    x, y = rows(rank, samples, whole=True)
-    back = rank.permutation(samples, name="rows").argsort()
-    data = TensorDataset(x[back], y[back], torch.arange(samples))
+    x, y = rows(rank, p.batches * p.batch, whole=True)
+    back = rank.permutation(len(x), name="rows").argsort()
+    data = TensorDataset(x[back], y[back], torch.arange(len(x)))
     # Model and optimizer stay, as if they had come back from the checkpoint.
     model = DistributedDataParallel(net(rank))
     optimizer = torch.optim.SGD(model.parameters(), lr=p.lr, momentum=0.9)
