@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from harness.arms import faulty, fixed, reference
 from harness.claims import HOLDS, REFUTED, remedy, symptom
-from harness.findings import all_of, says
+from harness.findings import all_of, counts, says
 from harness.scenario import Arm, Finding, Scenario, at_least, holds, refuted
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
     context = "fork" if workers else None
     loader = DataLoader(Stream(), p.batch, num_workers=workers, multiprocessing_context=context)
     seen = torch.cat(list(loader)).tolist()
-    rank.log(step=0, count=len(seen), seen=" ".join(map(str, seen)))
+    rank.log(step=0, workers=workers, seen=" ".join(map(str, seen)))
 
 
 def handed_out(t: Tables, arm: str) -> Counter[str]:
@@ -114,8 +114,9 @@ def once_a_worker(t: Tables) -> Finding:
 
 @symptom(HOLDS)
 def once_a_rank(t: Tables) -> Finding:
-    """By worker alone it comes once on every rank."""
-    return each_comes(t, "by_worker", len(t.ranks("by_worker")))
+    """By worker alone it comes once on every rank, from one of its workers."""
+    split = counts(t, "by_worker", "workers", t.root_params["workers"], "workers")
+    return all_of(each_comes(t, "by_worker", len(t.ranks("by_worker"))), split)
 
 
 @remedy(HOLDS)
