@@ -161,3 +161,36 @@ def unused_parameters(evidence: Evidence) -> Diagnosis | None:
         strength = Strength.LIKELY if static else Strength.PROVEN
         return Diagnosis(strength=strength, because=tuple(because), tensor=(unused + frozen)[0])
     return None
+
+
+@cause(
+    family="synchronisation",
+    sees="With post-local SGD the model is worse, or after a resume another one on every rank.",
+    why="A model averager counts updates itself, from 0, and does nothing during its warm-up. "
+    "PostLocalSGDOptimizer keeps the counter in its state_dict; called bare it is lost in a "
+    "resume, and called beside the wrapper it counts every update twice.",
+    confirm="Print averager.step after the resume, and compare the weights after an average.",
+    change="let PostLocalSGDOptimizer call the averager, and save and load its state_dict",
+    fix="""
+averager = PeriodicModelAverager(period=4, warmup_steps=100)   # as in PostLocalSGDState
+optimizer = PostLocalSGDOptimizer(SGD(model.parameters(), lr=0.1), averager)
+optimizer.load_state_dict(saved)       # with averager.step in it
+""",
+    reported=("pytorch/pytorch#74157",),
+)
+def model_averaging_misused(evidence: Evidence) -> Diagnosis | None:
+    """Say that somebody other than an optimizer has to average what is not reduced."""
+    if any(e["class"] == "PostLocalSGDOptimizer" for e in evidence.events("optimizer")):
+        return None
+    for event in evidence.events("wrapper"):
+        if "post_localSGD_hook" in event["hooks"]:
+            return Diagnosis(
+                # A script may well keep the averager's counter by itself.
+                strength=Strength.FACT,
+                because=(
+                    "gradients are reduced within subgroups only, and no optimizer here averages "
+                    "the weights: the script has to call an averager, and to save its counter",
+                ),
+                explains=False,
+            )
+    return None
