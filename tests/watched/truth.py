@@ -69,7 +69,6 @@ NUMBERS = "which label a number stands for is known to the script alone"
 REPLAYED = "a process that resumes has not seen what the one before it trained on"
 UNSEEN = {
     "model_averaging_misused/bare_resumed": "ranks differ on purpose between averages",
-    "model_averaging_misused/bare_resumed": "between averages ranks differ on purpose: said as a fact",
     "resume_replays_epoch/from_epoch_0": REPLAYED,
     "resume_replays_epoch/with_random": REPLAYED,
     "resume_replays_epoch/from_batch_0": REPLAYED,
