@@ -58,8 +58,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.copy(ROOT / "Makefile", folder)
     shutil.copy(ROOT / "launch" / "make_arguments.py", folder / "launch")
     shutil.copy(ROOT / "launch" / "bootstrap.py", folder / "launch")
-    for name in ("__init__", "__main__", "judge", "report", "list", "doctor"):
+    echoing = ("__main__", "judge", "report", "list", "doctor", "show", "new", "claims")
+    for name in ("__init__", *echoing):
         (folder / "launch" / f"{name}.py").write_text("" if name == "__init__" else ECHO)
+    for package, name in (("corpus", "__main__"), ("corpus", "diff"), ("predict", "__main__")):
+        (folder / "launch" / package).mkdir(exist_ok=True)
+        (folder / "launch" / package / "__init__.py").touch()
+        (folder / "launch" / package / f"{name}.py").write_text(ECHO)
     binaries = folder / ".venv" / "bin"
     binaries.mkdir(parents=True)
     (binaries / "python").symlink_to(sys.executable)
@@ -143,6 +148,18 @@ def test_judge_takes_its_run_and_nothing_else(folder):
         assert answer.returncode == 2
         assert "run=" in answer.stderr
         assert "Traceback" not in answer.stderr
+
+
+@pytest.mark.parametrize("target", ["corpus", "corpus-diff", "list", "show", "new", "predict"])
+def test_commands_with_keys_of_their_own_get_them_as_typed(folder, target):
+    typed = ["gpus=2,4", "a=results/corpus/two words", "family=random numbers", "b=$x"]
+    assert echoed(folder, target, *typed) == typed
+    assert echoed(folder, target) == []
+
+
+def test_claims_takes_no_keys(folder):
+    assert echoed(folder, "claims") == []
+    assert make(folder, "claims", "a=1").returncode == 2
 
 
 def test_words_without_a_value_are_refused_before_anything_runs(folder):
