@@ -178,6 +178,25 @@ def repeats_records(t: Tables, arm: str, other: str, name: str) -> Finding:
     )
 
 
+def same_by_rank(t: Tables, arm: str, other: str, metric: str, *, step: int = 0) -> Finding:
+    """Decide: at one step each rank of the arm logged exactly what that rank of `other` did.
+
+    Raises:
+        MissingRecord: if a rank of either did not log it.
+    """
+    t.require(arm, other)
+    found = {r: t.value(arm, metric, step=step, rank=r) for r in t.ranks(arm)}
+    due = {r: t.value(other, metric, step=step, rank=r) for r in t.ranks(other)}
+    apart = [rank for rank in found if rank not in due or found[rank] != due[rank]]
+    if apart:
+        one, wanted = found[apart[0]], due.get(apart[0])
+        reason = (
+            f"{metric} of {arm} at step {step} is {one} on rank {apart[0]}, of {other} {wanted}"
+        )
+        return refuted(reason, evidence={"apart": len(apart)})
+    return holds(f"{metric} of {arm} at step {step} is that of {other} exactly, on every rank")
+
+
 def counts(t: Tables, arm: str, metric: str, expected: int, unit: str) -> Finding:
     """Decide: every rank of the arm recorded this number, at every step that it recorded.
 

@@ -20,6 +20,7 @@ from harness.findings import (
     negated,
     ranks_agree,
     repeats_records,
+    same_by_rank,
     says,
     stands_still,
 )
@@ -205,6 +206,22 @@ def test_repeats_records_misses_a_step(tmp_path, second, other):
 def counted(tmp_path, *values):
     rows = [("many", r, {"step": 1, "metrics": {"n": n}}) for r, n in enumerate(values)]
     return tables(tmp_path, {"many": len(values)}, rows)
+
+
+@pytest.mark.parametrize(
+    ("second", "outcome"), [((1.0, 2.0), HOLDS), ((1.0, 2.5), REFUTED), ((2.0, 1.0), REFUTED)]
+)
+def test_same_by_rank_compares_each_with_its_like(tmp_path, second, outcome):
+    rows = [
+        (arm, rank, {"repeat": 0, "step": 0, "metrics": {"loss": value}, "tensors": {}})
+        for arm, values in (("one", second), ("other", (1.0, 2.0)))
+        for rank, value in enumerate(values)
+    ]
+    t = tables(tmp_path, {"one": 2, "other": 2}, rows)
+
+    assert same_by_rank(t, "one", "other", "loss").outcome is outcome
+    with pytest.raises(MissingRecord):
+        same_by_rank(t, "one", "other", "loss", step=1)
 
 
 @pytest.mark.parametrize(
