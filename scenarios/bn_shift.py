@@ -116,7 +116,7 @@ def frozen_with_layer_norm_is_best(t: Tables) -> Finding:
     return better(t, "layer_norm", "in_train")
 
 
-@symptom(HOLDS, settles="A19")
+@symptom(HOLDS, settles="~A19")
 def freezing_is_the_damage(t: Tables) -> Finding:
     """Left in train mode the batch norms cost less accuracy than frozen ones."""
     return better(t, "in_train", "frozen")

@@ -82,7 +82,7 @@ def gradients_are_purer(t: Tables) -> Finding:
     return negated(is_rounding(max(off, own), floor, reason, "share of the gradient"))
 
 
-@symptom(HOLDS, settles="A45")
+@symptom(HOLDS, settles="~A45")
 def scale_goes_stale(t: Tables) -> Finding:
     """Once p is annealed its output is too large by (1 - later p) / (1 - first p)."""
     due = (1.0 - t.root_params["p_later"]) / (1.0 - t.root_params["p_first"])
