@@ -21,6 +21,8 @@ from launch.corpus import diff, record, session
 from launch.corpus.cases import Case, cases, chosen
 from launch.corpus.pool import Pool, Stoppable, Stopped
 from launch.corpus.record import Corpus, Entry, find
+from launch.reproduce import point_key
+from launch.sweep import torch_version
 from tests.ended_runs import ended
 
 
@@ -271,7 +273,11 @@ def test_the_gravest_run_gives_the_exit_code(states, code):
 
 def test_a_corpus_is_continued_with_what_it_was_begun_with(tmp_path, capsys):
     folder = tmp_path / "corpus" / "20260101T000000Z"
-    there = entry("metric_average", 2)
+    (case,) = made(["metric_average"], seed=5)
+    run = ended(folder, "metric_average", "r")
+    point = point_key(case.config, case.place, torch_version())
+    run.environment.write_text(json.dumps({"point": point}))
+    there = entry("metric_average", 2, run="metric_average/r")
     missing = entry("loss_gap", 2, state="interrupted")
     asked = {
         "gpus": [2],
@@ -290,6 +296,10 @@ def test_a_corpus_is_continued_with_what_it_was_begun_with(tmp_path, capsys):
     assert "1 to run" in told
     with pytest.raises(UsageError, match="seed=6 is not what"):
         corpus.main([*base, "seed=6"])
+
+    run.environment.write_text(json.dumps({"point": "of another source"}))
+    assert corpus.main(base) == 0
+    assert "2 to run" in capsys.readouterr().out, "what has changed since is run again"
 
 
 def test_a_corpus_of_which_nothing_can_run_is_refused(tmp_path):

@@ -466,6 +466,13 @@ def test_a_question_shows_code_and_claim_and_gives_nothing_away(name):
         assert secret not in " ".join(said.split())
 
 
+def test_an_answer_that_breaks_off_runs_nothing():
+    out = Asked()
+    out.input = lambda *prompt, **more: (_ for _ in ()).throw(EOFError)
+    with pytest.raises(KeyboardInterrupt):
+        ask(out, 1, [question()], RATES, None)
+
+
 def test_without_a_terminal_nobody_is_asked(tmp_path):
     answer = subprocess.run(
         [sys.executable, "-m", "launch.predict", f"results={tmp_path}"],

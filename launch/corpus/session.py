@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import HarnessError, PrerequisiteError
+from harness.plan import Layout
 from harness.report import terminal
 from launch import environment
 from launch.corpus import table
@@ -25,6 +26,7 @@ from launch.corpus.record import (
 )
 from launch.devices import Place
 from launch.ending import INTERRUPTED as INTERRUPTED_CODE
+from launch.runs import read_json
 
 SAVE_S = 2.0
 """So often corpus.json is written while runs come to their end."""
@@ -56,8 +58,8 @@ class Session:
         self.spent = before.seconds if before else 0.0
         old = {item.key: item for item in before.entries} if before else {}
         self.entries: tuple[Entry, ...] = tuple(
-            old[blank.key] if blank.key in old and old[blank.key].through else blank
-            for blank in map(_blank, self.cases)
+            old[key] if (key := _key(case)) in old and _stands(case, old[key], folder) else blank
+            for case, blank in zip(self.cases, map(_blank, self.cases), strict=True)
         )
         self.environment: Mapping[str, Any] = before.environment if before else {}
         self._saved = 0.0
@@ -195,6 +197,21 @@ def exit_code(entries: Sequence[Entry]) -> int:
     if "unexpected" in states:
         return 10
     return 11 if states - {"as_expected", "skipped"} else 0
+
+
+def _stands(case: Case, old: Entry, folder: Path | None) -> bool:
+    """Say whether an entry need not be made again: it is sound, and nothing it rests on changed."""
+    from launch.reproduce import point_key
+    from launch.sweep import torch_version
+
+    if not old.through or old.run is None or case.config is None or case.place is None:
+        return False
+    assert folder is not None
+    try:
+        stored = read_json(Layout(folder / old.run).environment).get("point")
+    except HarnessError:
+        return False
+    return bool(stored == point_key(case.config, case.place, torch_version()))
 
 
 def _key(case: Case) -> tuple[str, int]:

@@ -88,5 +88,8 @@ def _until(out: Console, prompt: str, read: Callable[[str], T]) -> T:
     while True:
         try:
             return read(out.input(Text(prompt, style="cyan")))
+        except EOFError:
+            # Nobody is there any more: nothing is run.
+            raise KeyboardInterrupt from None
         except ValueError as error:
             out.print(Text(str(error), style="yellow"))
