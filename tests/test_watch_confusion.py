@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from harness.causes import catalogue
-from tests.watched.confusion import SILENT, markdown, matrix, watch
-from tests.watched.truth import OTHER_CAUSE, SEEN_BY_AUDIT, UNSEEN, hanging, truths
+from tests.watched.confusion import SILENT, markdown, matrix, watch, watch_alone
+from tests.watched.truth import OTHER_CAUSE, SEEN_BY_AUDIT, UNSEEN, alone, truths
 
 TRUE = truths()
+ALONE = alone()
+"""Arms that hang or raise: each is a run of its own."""
 FAULTY = sorted(name for name, truth in TRUE.items() if truth.cause and not truth.unseen)
 RIGHT = sorted(name for name, truth in TRUE.items() if truth.cause is None)
 PLACED = [name for name in FAULTY if TRUE[name].place is not None]
@@ -22,9 +24,9 @@ def outcomes(tmp_path_factory):
 
 
 def test_the_tables_name_cases_that_there_are():
-    assert {*OTHER_CAUSE, *UNSEEN, *SEEN_BY_AUDIT} <= set(TRUE)
+    assert {*OTHER_CAUSE, *UNSEEN, *SEEN_BY_AUDIT} <= {*TRUE, *ALONE}
     assert not set(UNSEEN) & SEEN_BY_AUDIT
-    assert not set(TRUE) & set(hanging())
+    assert not set(TRUE) & set(ALONE)
 
 
 def test_every_cause_of_an_arm_or_program_is_in_the_catalogue():
@@ -55,6 +57,13 @@ def test_nothing_is_said_where_nothing_is_wrong(outcomes, name):
 @pytest.mark.parametrize("name", sorted(UNSEEN))
 def test_what_cannot_be_seen_is_not_called_something_else(outcomes, name):
     assert not outcomes[name].is_misnamed, outcomes[name].answer["headline"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n, t in ALONE.items() if t.cause and not t.unseen])
+def test_the_cause_of_a_hang_is_named(tmp_path, name):
+    found = watch_alone(tmp_path, {name: ALONE[name]}, ranks=2)[name]
+    assert found.said == ALONE[name].cause, found.answer["headline"]
 
 
 @pytest.mark.slow

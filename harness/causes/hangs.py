@@ -200,6 +200,10 @@ def uneven_inputs(evidence: Evidence) -> Diagnosis | None:
     batches = _uneven(evidence, found)
     if not over or (not batches and any(loop.left_by is not None for loop in left)):
         return None
+    waits = next((found.calls[rank] for rank in found.others if found.calls[rank]), None)
+    if not batches and waits is not None and not _calls_at(evidence, found.odd, waits):
+        # Nor did they call it in the rounds before: it is no part of what all ranks do in the loop.
+        return None
     loop = over[-1]
     counts = "; ".join(f"rank {rank} had {n} batches" for rank, n in sorted(batches.items()))
     return Diagnosis(

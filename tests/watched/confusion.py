@@ -17,12 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.watched.truth import Truth, truths
+import scenarios
+from tests.watched.truth import Truth, alone, truths
 from tests.watching import torchrun
 
 SILENT, NOT_KNOWN = "(silent)", "(not known)"
 NOT_OBSERVED, NO_ANSWER = "(not observed)", "(no answer)"
 RANKS = 3
+HANG_S = 3
+"""Seconds after which a rank that waits is stuck; more than a busy machine takes for a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +83,24 @@ def watch(out: Path, true: Mapping[str, Truth], ranks: int = RANKS) -> dict[str,
     if ended.returncode:
         raise RuntimeError(f"the ranks ended with {ended.returncode}\n{ended.stderr[-4000:]}")
     return {name: _outcome(out, name, truth) for name, truth in true.items()}
+
+
+def watch_alone(out: Path, true: Mapping[str, Truth], ranks: int = RANKS) -> dict[str, Outcome]:
+    """Run arms that may hang or raise, each as a training script of its own."""
+    found = {}
+    for name, truth in true.items():
+        scenario, arm = name.split("/")
+        answer = out / f"{scenario}.{arm}.json"
+        words = ("-m", "harness.watch", "--hang-timeout", HANG_S, "--json", answer)
+        peers = scenarios.load(scenario).arm(arm).ranks or ranks
+        torchrun(*words, "-m", "tests.watched.alone", scenario, arm, out / "records", ranks=peers)
+        if answer.exists():
+            content = json.loads(answer.read_text())
+            found[name] = Outcome(truth=truth, said=said(content), answer=content)
+        else:
+            found[name] = Outcome(truth=truth, said=NO_ANSWER, answer={"headline": "none given"})
+        print(f"{name}: {found[name].said}", file=sys.stderr)
+    return found
 
 
 def _outcome(out: Path, name: str, truth: Truth) -> Outcome:
@@ -146,13 +167,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--seeds", type=int, nargs="*", default=(), help="run whole programs with these seeds only"
     )
     parser.add_argument("--only", nargs="*", default=(), help="beginnings of names")
+    parser.add_argument(
+        "--alone", action="store_true", help="also run the arms that hang or raise, one by one"
+    )
     parser.add_argument("--out", type=Path, help="write the Markdown there")
     options = parser.parse_args(argv)
-    true = {
-        name: truth
-        for name, truth in truths().items()
-        if not options.only or name.startswith(tuple(options.only))
-    }
+
+    def wanted(cases: Mapping[str, Truth]) -> dict[str, Truth]:
+        only = tuple(options.only)
+        return {name: truth for name, truth in cases.items() if not only or name.startswith(only)}
+
+    true = wanted(truths())
     if options.seeds:
         true = {
             f"{name} --seed {seed}": truth
@@ -161,7 +186,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             for seed in options.seeds
         }
     with tempfile.TemporaryDirectory() as folder:
-        outcomes = watch(Path(folder), true, options.ranks)
+        outcomes = watch(Path(folder), true, options.ranks) if true else {}
+        if options.alone:
+            outcomes |= watch_alone(Path(folder), wanted(alone()), options.ranks)
     text = markdown(outcomes)
     if options.out:
         options.out.write_text(text)

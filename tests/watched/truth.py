@@ -63,11 +63,17 @@ NO_UPDATE = "the arm makes no update, so there is nothing to watch"
 HOOK = "what a communication hook does is a choice of the script's: said as a fact, not replayed"
 PARTS = "ranks hold different parameters, which one process cannot replay"
 SENDS = "a forward pass that sends is not replayed in one process"
+RECOMPUTED = "a backward pass of the script's own is what a replay goes through as well"
+STAGES = "stages hold different layers, and nobody says which are due"
+SLICES = "the optimizer holds slices; the replicas that the script makes of them are in none"
 EDIT = "buffers that a script writes on all ranks alike are what averaging them by hand looks like"
 CAUGHT = "the arm catches the error that says it; tests of hangs leave it to the watcher"
 NUMBERS = "which label a number stands for is known to the script alone"
 REPLAYED = "a process that resumes has not seen what the one before it trained on"
+CAUGHT = "the script catches what is raised, and its ranks go on"
 UNSEEN = {
+    "clip_allreduce/alone": CAUGHT,
+    "nan_one_rank/own_assert": CAUGHT,
     "model_averaging_misused/bare_resumed": "ranks differ on purpose between averages",
     "resume_replays_epoch/from_epoch_0": REPLAYED,
     "resume_replays_epoch/with_random": REPLAYED,
@@ -95,6 +101,12 @@ UNSEEN = {
     "context_parallel_loss/all_tokens": "a sum divided by a number: by which one is the script's",
     "context_parallel_loss/all_padding": "a mean of no labels is NaN and has no weight to compare",
     "expert_grad_scale/by_own_group": PARTS,
+    "pipeline_stage_division/dropped": STAGES,
+    "pipeline_stage_division/repeated": STAGES,
+    "recompute_random_state/anew": RECOMPUTED,
+    "recompute_wrong_input/chunk_input": RECOMPUTED,
+    "sharded_update_not_gathered/late": SLICES,
+    "sharded_update_not_gathered/left_out": SLICES,
     "low_precision_reduction/bfloat16": HOOK,
     "low_precision_reduction/float16": HOOK,
     "low_precision_reduction/sent_in_bfloat16": HOOK,
