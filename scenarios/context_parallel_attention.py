@@ -15,8 +15,16 @@ from typing import TYPE_CHECKING
 
 from harness.arms import faulty, fixed, one_process
 from harness.claims import HOLDS, REFUTED, mechanism, remedy, symptom
-from harness.findings import all_of, like_one_process, matches, negated, ranks_agree, says
-from harness.scenario import Arm, Finding, Plot, Scenario, at_least, holds, refuted
+from harness.findings import (
+    all_of,
+    like_one_process,
+    matches,
+    negated,
+    ranks_agree,
+    same_by_rank,
+    says,
+)
+from harness.scenario import Arm, Finding, Plot, Scenario, at_least
 from scenarios._models import split_equally
 
 if TYPE_CHECKING:
@@ -87,13 +95,7 @@ def ranks_part(t: Tables) -> Finding:
 @symptom(REFUTED)
 def loss_shows_it(t: Tables) -> Finding:
     """The first loss is another one than with the right backward."""
-    t.require("chunk", "merged")
-    wrong, due = (
-        [t.value(arm, "loss", step=0, rank=r) for r in t.ranks(arm)] for arm in ("chunk", "merged")
-    )
-    if wrong == due:
-        return refuted("the first losses are the same to the last bit, on every rank")
-    return holds(f"the first losses are {wrong}, with the right backward {due}")
+    return negated(same_by_rank(t, "chunk", "merged", "loss"))
 
 
 @mechanism(HOLDS, source="NVIDIA/Megatron-LM#1464")

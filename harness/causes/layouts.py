@@ -1,6 +1,6 @@
-"""Layers split over ranks that compute something else: nothing inside such a run can tell.
+"""Layers split over ranks, or recomputed, that are others: nothing inside such a run can tell.
 
-Each rank holds other parameters, which one process cannot replay, and what all ranks compute alike
+One process cannot replay what each rank holds a part of, and what all ranks compute alike
 is alike wrong. The texts are here for those who look the fault up; the rules say nothing.
 """
 
@@ -81,4 +81,75 @@ probability = (scores - merged_log_sum_exp).exp()        # not the chunk's own
 )
 def context_parallel_attention(evidence: Evidence) -> Diagnosis | None:
     """Say nothing: a forward pass that sends is not replayed in one process."""
+    return None
+
+
+@cause(
+    family="gradients",
+    sees="Training is worse with activation recomputation; losses start right, and ranks agree.",
+    why="A chunk of layers keeps its input and is run again in backward. If each layer is fed the "
+    "chunk's input instead of the output of the one before, it gives the gradient of another net.",
+    confirm="Recompute one layer at a time: the gradient changes.",
+    change="feed each recomputed layer the output of the one before it",
+    fix="""
+for layer in chunk:
+    inputs.append(x)
+    x = layer(x)
+""",
+    reported=("NVIDIA/Megatron-LM#290",),
+)
+def recompute_wrong_input(evidence: Evidence) -> Diagnosis | None:
+    """Say nothing: a replay goes through the same backward pass."""
+    return None
+
+
+@cause(
+    family="gradients",
+    sees="Training is worse with activation recomputation and dropout, and right without dropout.",
+    why="The second run of a segment draws other masks than the first: the gradient is that of "
+    "another network than the loss.",
+    confirm="Set the dropout to 0: recomputed and kept activations give the same gradients.",
+    change="restore the random state for the second run",
+    fix="""
+checkpoint(segment, x, use_reentrant=False)      # preserve_rng_state=True is the default
+""",
+    reported=("NVIDIA/Megatron-LM#290",),
+)
+def recompute_random_state(evidence: Evidence) -> Diagnosis | None:
+    """Say nothing: a replay draws other masks as well."""
+    return None
+
+
+@cause(
+    family=_FAMILY,
+    sees="Replicas of a sharded optimizer part in some layers, or training is off and they agree.",
+    why="Each rank updates its slice of the weights. A bucket whose slices are not handed around, "
+    "or not before the next forward, leaves every rank with its own new slice among old ones.",
+    confirm="Compare a checksum of all weights between ranks right before each forward.",
+    change="gather every bucket, and wait for it before the next forward",
+    fix="""
+works = [dist.all_gather_into_tensor(b, own, async_op=True) for b, own in buckets]
+for work in works:
+    work.wait()
+""",
+    reported=("NVIDIA/Megatron-LM#663", "NVIDIA/Megatron-LM#950"),
+)
+def sharded_update_not_gathered(evidence: Evidence) -> Diagnosis | None:
+    """Say nothing: what an optimizer of slices holds is no replica."""
+    return None
+
+
+@cause(
+    family=_FAMILY,
+    sees="A pipeline with an odd number of layers trains a little worse; nothing else shows.",
+    why="The layers are divided by a whole number, so that the remainder is on no stage, or sizes "
+    "are rounded up and starting points down, so that a layer is on two.",
+    confirm="Count the parameters of all stages and compare them with one process.",
+    change="round both ends of a stage alike",
+    fix="""
+first, end = stage * layers // stages, (stage + 1) * layers // stages
+""",
+)
+def pipeline_stage_division(evidence: Evidence) -> Diagnosis | None:
+    """Say nothing: stages hold different layers, and nobody says which are due."""
     return None
