@@ -1,0 +1,133 @@
+"""Collectives that do not fit each other: in another order, of another kind or shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from harness.causes.cause import Diagnosis, Strength, cause
+from harness.causes.hangs import rank0_only_collective
+from harness.causes.parallel import reduced_in_another_order
+from harness.causes.unpaired import (
+    FAMILY,
+    failed_ranks,
+    has_left,
+    is_the_other_branch,
+    lost_ranks,
+    undisturbed,
+)
+from harness.watch.evidence import Evidence
+from harness.watch.hangs.pairing import (
+    ORDER,
+    PARTED,
+)
+from harness.watch.naming import ranks
+
+
+@cause(
+    family=FAMILY,
+    sees="Wrong values, a hang, or an abort in gloo, depending on the sizes.",
+    why="Ranks make the same collectives in an order of their own, such as that of a set or of a "
+    "directory. The first call of one is then paired with the second of another.",
+    confirm="Print the names in the order in which they are reduced, on every rank.",
+    change="make the order the same on all ranks",
+    fix="""
+for name in sorted(values):      # not the order of a set, or of os.listdir
+    dist.all_reduce(values[name])
+""",
+    reported=("pytorch/pytorch#32426",),
+)
+def collective_order_differs(evidence: Evidence) -> Diagnosis | None:
+    """Recognise the same calls in another order."""
+    found = undisturbed(evidence)
+    if found is None:
+        return reduced_in_another_order(evidence)
+    if found.kind != ORDER:
+        return None
+    mine, theirs = found.calls[found.odd[0]], found.calls[found.others[0]]
+    if mine is None or theirs is None:
+        return None
+    strength = Strength.PROVEN
+    if found.fits():
+        # Ranks may take turns with two lines, as long as sizes are the same.
+        if not mine.via or not theirs.via or mine.via[0].function == theirs.via[0].function:
+            return None
+        if is_the_other_branch(mine, theirs):
+            return None
+        strength = Strength.LIKELY
+    return Diagnosis(
+        strength=strength,
+        because=(
+            f"called {mine} where {ranks(found.others)} called {theirs}",
+            f"{found.count} calls are the same on all ranks, in another order",
+        ),
+        where=mine.at,
+        ranks=found.odd,
+    )
+
+
+@cause(
+    family=FAMILY,
+    sees="gloo aborts the process (`op.preamble.length <= op.nbytes`), a hang, or numbers that "
+    "are garbage: float32 bits added up as integers.",
+    why="Collectives pair by their order within the group. Nothing checks that all ranks bring "
+    "the same operation, size and dtype.",
+    confirm="Print shape and dtype on every rank before the call.",
+    change="bring the same operation, shape and dtype on all ranks",
+    fix="""
+dist.all_reduce(value.to(torch.float32))     # one dtype and one shape everywhere
+""",
+    reported=("pytorch/pytorch#73547",),
+)
+def collective_mismatch(evidence: Evidence) -> Diagnosis | None:
+    """Recognise calls that were paired and do not fit."""
+    aborted = mismatch_of_last_calls(evidence)
+    if aborted is not None:
+        return aborted
+    found = evidence.unpaired
+    if found is None or failed_ranks(evidence) or found.kind != PARTED or found.fits():
+        return None
+    if has_left(evidence) is not None or rank0_only_collective(evidence) is not None:
+        return None
+    mine, theirs = found.calls[found.odd[0]], found.calls[found.others[0]]
+    if mine is None or theirs is None:
+        return None
+    return Diagnosis(
+        strength=Strength.PROVEN,
+        because=(f"called {mine}, paired with {theirs} of {ranks(found.others)}",),
+        where=mine.at,
+        ranks=found.odd,
+    )
+
+
+def mismatch_of_last_calls(evidence: Evidence) -> Diagnosis | None:
+    """Compare what a rank that is gone was about to call with what the others called then."""
+    for rank in lost_ranks(evidence):
+        mine = evidence.last_calls.get(rank)
+        if mine is None or mine["operation"] in ("backward", "send", "recv", "isend", "irecv"):
+            continue
+        for other, theirs in sorted(evidence.last_calls.items()):
+            if other == rank or theirs["count"] != mine["count"]:
+                continue
+            if theirs["operation"] == "backward":
+                continue
+            sized = mine["operation"] in ("all_reduce", "broadcast", "reduce", "all_gather")
+            keys = ("operation", "elements", "dtype") if sized else ("operation",)
+            if any(mine[key] != theirs[key] for key in keys):
+                return Diagnosis(
+                    strength=Strength.PROVEN,
+                    because=(
+                        f"called {shown(mine)}, paired with {shown(theirs)} of rank {other}",
+                        f"the process of rank {rank} was gone in this call",
+                    ),
+                    where=mine["at"],
+                    ranks=(rank,),
+                )
+    return None
+
+
+def shown(call: Mapping[str, Any]) -> str:
+    """Return the last call of a rank in a few words, with its place."""
+    sizes = ", ".join("x".join(map(str, shape)) or "1" for shape in call["shapes"][:2])
+    what = f"{call['operation']} of {sizes} {call['dtype']}" if sizes else str(call["operation"])
+    return f"{what} at {call['at']}"
