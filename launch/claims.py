@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+from rich.text import Text
+
 from harness.errors import HarnessError
 from harness.plan import write_text
 from harness.report import terminal
@@ -206,16 +209,12 @@ def about(row: Row) -> dict[str, Any]:
 
 def show(found: Sequence[Row]) -> None:
     """Print the table."""
-    from rich.table import Table
-    from rich.text import Text
-
     out = terminal.console()
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("id", no_wrap=True)
-    table.add_column("statement", ratio=5, overflow="fold")
+    table.add_column("statement", ratio=4, overflow="fold")
     table.add_column("finding", no_wrap=True)
-    table.add_column("effect, floor", ratio=2, overflow="fold")
-    table.add_column("decided by", ratio=3, overflow="fold", style="dim")
+    table.add_column("decided by", ratio=5, overflow="fold")
     styles = {"holds": "bold green", "refuted": "bold magenta", "partly": "bold cyan"}
     for row in found:
         statement = row.statement
@@ -223,11 +222,23 @@ def show(found: Sequence[Row]) -> None:
             statement.id,
             Text(statement.says + (f" ({statement.number})" if statement.number else "")),
             Text(row.finding, style=styles.get(row.finding, "yellow")),
-            Text("\n".join(_sizes(row))),
-            Text(statement.reason or "\n".join(_named(item) for item in row.by)),
+            _deciding(row),
         )
     out.print(table)
     out.print(tally(found), style="bold")
+
+
+def _deciding(row: Row) -> Text:
+    """Return each claim with its effect below it, or why there is none."""
+    if row.statement.reason or not row.by:
+        return Text(row.statement.reason or "no claim decides it yet", style="dim")
+    lines = [
+        (f"{_named(item)}\n", f"  {finding['outcome']}, {size}\n" if finding else "  not run\n")
+        for item, finding, size in zip(row.by, row.findings, _sizes(row), strict=True)
+    ]
+    text = Text.assemble(*(part for name, said in lines for part in (name, (said, "dim"))))
+    text.rstrip()
+    return text
 
 
 def _sizes(row: Row) -> list[str]:

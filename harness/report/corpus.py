@@ -99,9 +99,10 @@ def _head(page: Page, entries: Sequence[Entry], sizes: Sequence[int]) -> str:
     ]
     spans = "".join(f"<span>{text(fact)}</span>" for fact in shown if fact)
     ranks = ", ".join(map(str, sizes))
+    runs = f"{len(entries)} runs, " if len(sizes) > 1 else ""
     return (
         f'<header><p class="crumb"><b>crossrank</b> corpus / <code>{text(page.id)}</code></p>'
-        f"<h1>{count} scenarios on {ranks} ranks: {text(_tally(entries))}</h1>"
+        f"<h1>{count} scenarios on {ranks} ranks: {runs}{text(_tally(entries))}</h1>"
         f'<p class="facts">{spans}</p><nav aria-label="Files"><a href="corpus.json">corpus.json</a>'
         '<a href="junit.xml">junit.xml</a></nav></header>'
     )
@@ -181,10 +182,10 @@ def _scenario(page: Page, group: Sequence[Entry], sizes: Sequence[int]) -> str:
     cells = "".join(f"<td>{_cell(by.get(size))}</td>" for size in sizes)
     return (
         f'<tbody{data}><tr class="scenario"><th scope="row"><p class="claim">{text(name)}</p>'
-        f'<p class="reason">{text(first["title"])}</p>{_claims(claims, group, sizes)}</th>'
+        f'<p class="reason">{text(first["title"])}</p></th>'
         f"<td>{text(first['family'] or DASH)}"
         f"<small><code>{text(first['cause'])}</code></small></td>"
-        f"<td>{weights}</td>{cells}</tr></tbody>"
+        f"<td>{weights}</td>{cells}</tr>{_claims(claims, group, sizes)}</tbody>"
     )
 
 
@@ -221,9 +222,10 @@ def _claims(claims: Mapping[str, str], group: Sequence[Entry], sizes: Sequence[i
         )
     heads = "".join(f"<th>{size} ranks</th>" for size in sizes)
     return (
-        f"<details><summary>{len(names)} claims</summary><table><thead><tr><th>Claim, and why "
+        f'<tr><td class="more" colspan="{3 + len(sizes)}"><details><summary>{len(names)} claims'
+        "</summary><table><thead><tr><th>Claim, and why "
         f"({sizes[0]} ranks)</th>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-        "</details>"
+        "</details></td></tr>"
     )
 
 
