@@ -284,6 +284,26 @@ def test_gradients_that_part_behind_reentrant_checkpoints(inside, static, cause)
         assert "gradient_changed_on_one_rank" not in found(evidence(events, parted(groups=ONE_ODD)))
 
 
+@pytest.mark.parametrize(
+    ("names", "none_on", "seen"),
+    [
+        (NAMES[1:], {1, 2}, True),
+        (NAMES[1:], set(), False),
+        (NAMES[1:], {0, 1, 2}, False),
+        (NAMES, {1, 2}, False),
+    ],
+)
+def test_a_gradient_that_only_some_ranks_have(names, none_on, seen):
+    def events(rank):
+        without = list(NAMES[1:]) if rank in none_on else []
+        parameters = {"kind": "parameters", "optimizer": 0, "update": 0, "frozen": []}
+        told = wrapper(find_unused_parameters=True)
+        return [wrap(), told, holds(), parameters | {"without_gradient": without}, passes()]
+
+    given = evidence(events, parted(names=names, groups=((0,), (1, 2))))
+    assert ("grad_none_on_one_rank" in proven(given)) is seen
+
+
 @pytest.mark.parametrize("flag", ["find_unused_parameters", "static_graph"])
 def test_ddp_copes_with_unused_parameters_when_told(flag):
     events = [wrap(), wrapper(**{flag: True}), holds()]

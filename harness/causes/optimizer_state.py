@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 from harness.causes.cause import Diagnosis, Strength, cause, listed
+from harness.causes.unequal import unequal_gradients
 from harness.watch.divergence import Divergence
 from harness.watch.evidence import Evidence
 from harness.watch.layout import GRADIENTS, PARAMETERS, START
@@ -227,3 +228,41 @@ def loss_scale_differs(evidence: Evidence) -> Diagnosis | None:
                 strength=Strength.PROVEN, because=(f"the loss scale is {said}",), step=step
             )
     return None
+
+
+@cause(
+    family="optimizer state",
+    sees="Ranks drift apart in layers that a step does not use; gradients, None taken as zero, are "
+    "equal.",
+    why="An optimizer leaves a parameter alone that has no gradient, and applies momentum and "
+    "weight decay to one whose gradient is zero. zero_grad decides which of the two it is.",
+    confirm="Print which parameters have grad None, on every rank, right before the update.",
+    change="clear gradients in the same way on every rank",
+    fix="""
+optimizer.zero_grad(set_to_none=True)  # on all ranks, whether they log gradients or not
+""",
+    reported=("pytorch/pytorch#115607",),
+)
+def grad_none_on_one_rank(evidence: Evidence) -> Diagnosis | None:
+    """Recognise gradients that differ only in being there on some ranks."""
+    unequal = unequal_gradients(evidence)
+    if unequal is None:
+        return None
+    none: dict[int, set[str]] = {}
+    for rank in evidence.ranks:
+        event = evidence.latest("parameters", rank, unequal.optimizer, unequal.step)
+        none[rank] = set() if event is None else set(event["without_gradient"])
+    backwards = {window.get("backwards", 0) for window in unequal.windows.values()}
+    lacking = [rank for rank in none if none[rank].issuperset(unequal.names)]
+    others = [rank for rank in none if none[rank].isdisjoint(unequal.names)]
+    if len(backwards) != 1 or not lacking or len(lacking) + len(others) < len(none) or not others:
+        return None
+    return Diagnosis(
+        strength=Strength.PROVEN,
+        because=(
+            f"no gradient of {listed(unequal.names)} on {len(lacking)} of {len(none)} ranks, and "
+            f"one on rank {others[0]}",
+        ),
+        ranks=tuple(lacking if len(lacking) < len(others) else others),
+        tensor=unequal.names[0],
+    )

@@ -155,6 +155,14 @@ def places(name: str, params: Mapping[str, Any]) -> dict[str, Place]:
             ("after_wrap", "small_buckets", "static_graph"),
             Place(step=params.get("whole", 0), phase="gradients", tensors=LAST),
         ),
+        "grad_none_on_one_rank": {
+            "rank0": Place(
+                step=1,
+                phase="gradients",
+                tensors=("heads.0.0.weight", "heads.0.0.bias"),
+                odd=(0,),
+            )
+        },
         "init_differs": {"by_hand": unequal, "init_sync_off": unequal},
         "loss_gap": {"bypassed": first},
         "no_sync_wrong_half": {"forward_inside": first},
