@@ -17,7 +17,7 @@ from launch import command, ending, newest
 from launch import config as configuration
 from launch.compose import compose
 from launch.corpus import __main__ as corpus
-from launch.corpus import diff, record, session
+from launch.corpus import comparing, diff, record, session
 from launch.corpus.cases import Case, cases, chosen
 from launch.corpus.pool import Pool, Stoppable, Stopped
 from launch.corpus.record import Corpus, Entry, find
@@ -316,7 +316,7 @@ def test_what_people_do_wrong_prints_no_traceback(capsys):
 
 
 def compared(a, b):
-    return diff.compare(diff.side(of(*a)), diff.side(of(*b)))
+    return comparing.compare(comparing.side(of(*a)), comparing.side(of(*b)))
 
 
 def test_equal_corpora_do_not_differ():
@@ -374,10 +374,10 @@ def test_numbers_of_ranks_are_compared_where_each_side_has_one(tmp_path):
         entry(gpus=2, findings=(finding(outcome="holds"),)),
         entry(gpus=4, findings=(finding(outcome="refuted"),)),
     )
-    found = diff.compare(diff.side(whole, 2), diff.side(whole, 4))
+    found = comparing.compare(comparing.side(whole, 2), comparing.side(whole, 4))
     assert [(c.gpus, c.before, c.after) for c in found.changes] == [("2, 4", "holds", "refuted")]
     with pytest.raises(UsageError, match="runs of 2, 4"):
-        diff.side(whole, 8)
+        comparing.side(whole, 8)
 
 
 def test_the_command_says_what_differs_and_where_both_ran(tmp_path, capsys):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.causes.cause import listed
 from harness.errors import HarnessError, PrerequisiteError
 from harness.plan import Layout
 from harness.report import terminal
@@ -137,7 +138,7 @@ class Session:
         with terminal.bar(self.out) as show:
 
             def tick() -> None:
-                names = ", ".join(f"{case.name} {case.gpus}" for case in pool.under_way)
+                names = listed([f"{case.name} {case.gpus}" for case in pool.under_way])
                 spent = time.monotonic() - begun
                 rest = spent / through * (total - through) if through else 0.0
                 show(through, total, f"{_left(rest)}{names}")
