@@ -194,6 +194,8 @@ def places(name: str, params: Mapping[str, Any]) -> dict[str, Place]:
 
 
 SEEN_BY_AUDIT = {
+    "accumulation_factor/never",
+    "accumulation_factor/twice",
     "logsoftmax_drift/class_weights",
     "logsoftmax_drift/uneven_soft",
 }
