@@ -181,7 +181,9 @@ class Session:
         for note in notes:
             self.out.print(f"note     {note}", markup=False, soft_wrap=True)
         if stopped:
-            told = f"interrupted: type make corpus continue={folder.name}, it runs what is left"
+            where = self.typed["results"]
+            there = "" if str(where) == "results" else f" results={where}"
+            told = f"interrupted: make corpus continue={folder.name}{there} runs what is left"
             self.out.print(told, style="bold yellow", markup=False, soft_wrap=True)
         for what, path in (("page", paths.page), ("json", paths.json), ("junit", paths.junit)):
             self.out.print(f"{what:8} {path}", style="dim", markup=False, soft_wrap=True)
