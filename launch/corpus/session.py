@@ -25,7 +25,6 @@ from launch.corpus.record import (
     new_folder,
     replaced,
 )
-from launch.devices import Place
 from launch.ending import INTERRUPTED as INTERRUPTED_CODE
 from launch.runs import read_json
 
@@ -105,7 +104,8 @@ class Session:
         if place and not self.environment:
             self.environment = environment.gather(place)
         pool = Pool(ranks=self.typed["ranks"] or budget(place.device if place else "cpu"))
-        self._header(len(left), pool.ranks, place)
+        self._header(left, pool.ranks)
+        self._save(folder, now=True)
         stopped = False
         if left:
             assert left[0].config is not None
@@ -118,14 +118,14 @@ class Session:
                 engine.close()
         return self._conclude(folder, stopped=stopped)
 
-    def _header(self, count: int, ranks: int, place: Place | None) -> None:
+    def _header(self, left: Sequence[Case], ranks: int) -> None:
         sizes = ", ".join(map(str, self.typed["gpus"]))
-        there = sum(item.through for item in self.entries)
-        reused = f", {there} are there" if there and count < len(self.entries) else ""
-        told = f"{count} runs at gpus={sizes}{reused}; up to {ranks} ranks at a time"
+        there = sum(item.through and item.run is not None for item in self.entries)
+        reused = f", {there} are there" if there else ""
+        places = {(case.place.device, case.place.backend) for case in left if case.place}
+        on = "".join(f", {backend} on {device}" for device, backend in sorted(places))
+        told = f"{len(left)} runs at gpus={sizes}{on}{reused}; up to {ranks} ranks at a time"
         self.out.print(f"corpus   {told}", markup=False, soft_wrap=True)
-        if place:
-            self.out.print(f"         {place.notice}", style="dim", markup=False, soft_wrap=True)
 
     def _work(self, pool: Pool, engine: Stoppable, left: Sequence[Case], folder: Path) -> None:
         total = len(left)
