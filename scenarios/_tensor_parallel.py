@@ -76,6 +76,16 @@ def square(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack([(tensor * tensor).sum() for tensor in tensors]).sum()
 
 
+def exchanged(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Send the k-th of these rows to rank k, and return what the ranks have sent here."""
+    counts = torch.tensor([len(part) for part in parts], device=parts[0].device)
+    due = torch.empty_like(counts)
+    dist.all_to_all_single(due, counts)
+    received = parts[0].new_empty(int(due.sum()), *parts[0].shape[1:])
+    dist.all_to_all_single(received, torch.cat(list(parts)), due.tolist(), counts.tolist())
+    return received
+
+
 def everywhere(x: torch.Tensor) -> torch.Tensor:
     """Return what all ranks hold, along the first dimension, for the record."""
     found = [torch.empty_like(x) for _ in range(dist.get_world_size())]

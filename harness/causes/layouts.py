@@ -153,3 +153,40 @@ first, end = stage * layers // stages, (stage + 1) * layers // stages
 def pipeline_stage_division(evidence: Evidence) -> Diagnosis | None:
     """Say nothing: stages hold different layers, and nobody says which are due."""
     return None
+
+
+@cause(
+    family=_FAMILY,
+    sees="A loaded model starts off wrong with tensor parallelism, or learns its biases slowly.",
+    why="A layer whose rows are split sums what the ranks return. A bias that every rank adds "
+    "before the sum counts N times; 1/N of it counts once, and gets 1/N of its gradient.",
+    confirm="Compare the first output with one process: they differ by N - 1 biases.",
+    change="add the bias once, behind the all-reduce",
+    fix="""
+output = all_reduce(F.linear(x, weight), group=tensor_parallel) + bias
+""",
+)
+def row_parallel_bias(evidence: Evidence) -> Diagnosis | None:
+    """Say nothing: all ranks agree, and the split layer cannot be replayed in one process."""
+    return None
+
+
+@cause(
+    family="hangs",
+    sees="Training with experts hangs, often at its end; the call that waits is right where it is.",
+    why="Tokens are exchanged chunk by chunk, as many as a rank has. Routing gives each rank "
+    "another number: the next step's exchange meets the last one of a slower rank, and the "
+    "rank with most of them waits in the end.",
+    confirm="Log the number of exchanges of each rank in a step.",
+    change="agree on the number of exchanges first",
+    fix="""
+chunks = torch.tensor(own_chunks)
+dist.all_reduce(chunks, op=dist.ReduceOp.MAX)
+for _ in range(int(chunks)):          # with nothing to send as well
+    exchange()
+""",
+    reported=("deepspeedai/DeepSpeed#5794",),
+)
+def moe_all_to_all_hang(evidence: Evidence) -> Diagnosis | None:
+    """Say nothing: the calls fit each other, and which of them belong together is not seen."""
+    return None

@@ -71,7 +71,10 @@ CAUGHT = "the arm catches the error that says it; tests of hangs leave it to the
 NUMBERS = "which label a number stands for is known to the script alone"
 REPLAYED = "a process that resumes has not seen what the one before it trained on"
 CAUGHT = "the script catches what is raised, and its ranks go on"
+LOGGED = "what a log calls the loss of a rank's own rows is a text of the script's"
 UNSEEN = {
+    "log_is_rank0_only/rank_0": LOGGED,
+    "log_is_rank0_only/reduced": LOGGED,
     "clip_allreduce/alone": CAUGHT,
     "nan_one_rank/own_assert": CAUGHT,
     "model_averaging_misused/bare_resumed": "ranks differ on purpose between averages",
@@ -105,6 +108,8 @@ UNSEEN = {
     "pipeline_stage_division/repeated": STAGES,
     "recompute_random_state/anew": RECOMPUTED,
     "recompute_wrong_input/chunk_input": RECOMPUTED,
+    "row_parallel_bias/before": PARTS,
+    "row_parallel_bias/over_n": PARTS,
     "sharded_update_not_gathered/late": SLICES,
     "sharded_update_not_gathered/left_out": SLICES,
     "low_precision_reduction/bfloat16": HOOK,
@@ -147,6 +152,10 @@ def places(name: str, params: Mapping[str, Any]) -> dict[str, Place]:
         "clip_skips_replicas": {
             "counted": Place(step=0, phase="gradients", tensors=REPLICAS, odd=(0,)),
             "torch": Place(step=0, phase="gradients", tensors=REPLICAS),
+        },
+        "missing_reduce_for_one_layer": {
+            arm: Place(step=0, phase="gradients", tensors=("norm.bias", "norm.weight"))
+            for arm in ("left_out", "averaged_once")
         },
         "clip_allreduce": {"rank0": Place(step=0, phase="gradients", tensors=LAST, odd=(0,))},
         "ddp_forward_bypassed": {"bypassed": first},
