@@ -50,5 +50,24 @@ def mean_of_means(evidence: Evidence) -> Diagnosis | None:
     return None
 
 
+@cause(
+    family="metrics",
+    sees="The training curve depends on the number of GPUs, and is noisier with more of them.",
+    why="Rank 0 logs the loss of its own rows, which is not that of the batch; DDP averages "
+    "gradients, and no loss. dist.reduce gives the sum to one rank and leaves the others theirs.",
+    confirm="Print the loss on every rank: each has another.",
+    change="all-reduce a detached copy of the loss before it is logged or decided by",
+    fix="""
+logged = loss.detach().clone()         # not the loss itself: backward needs it as it is
+dist.all_reduce(logged)
+logged /= dist.get_world_size()
+""",
+    reported=("Lightning-AI/pytorch-lightning#12407", "KellerJordan/modded-nanogpt#2"),
+)
+def log_is_rank0_only(evidence: Evidence) -> Diagnosis | None:
+    """Say nothing: ranks have losses of their own as a rule, and what is logged is not known."""
+    return None
+
+
 def _evaluations(evidence: Evidence, rank: int) -> list[Event]:
     return [e for e in evidence.events("pass", rank) if "count" in e and not e["updates"]]

@@ -100,6 +100,8 @@ UNSEEN = {
     "clip_norm_counted_wrongly/all": PARTS,
     "clip_norm_counted_wrongly/all_over_n": PARTS,
     "clip_norm_counted_wrongly/rank_0": PARTS,
+    "aux_loss_scale_tp/averaged": PARTS,
+    "aux_loss_scale_tp/summed": PARTS,
     "context_parallel_attention/chunk": SENDS,
     "context_parallel_loss/all_tokens": "a sum divided by a number: by which one is the script's",
     "context_parallel_loss/all_padding": "a mean of no labels is NaN and has no weight to compare",
@@ -152,6 +154,9 @@ def places(name: str, params: Mapping[str, Any]) -> dict[str, Place]:
         "clip_skips_replicas": {
             "counted": Place(step=0, phase="gradients", tensors=REPLICAS, odd=(0,)),
             "torch": Place(step=0, phase="gradients", tensors=REPLICAS),
+        },
+        "strided_view_reduced": {
+            "columns": Place(step=0, phase="gradients", tensors=("param_groups[0]['params'][0]",))
         },
         "missing_reduce_for_one_layer": {
             arm: Place(step=0, phase="gradients", tensors=("norm.bias", "norm.weight"))
