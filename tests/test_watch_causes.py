@@ -435,6 +435,14 @@ def test_clips_of_parts_made_by_hand_make_replicas_part():
         assert "clip_norm_of_shards" not in found(other)
 
 
+def test_a_view_with_gaps_in_a_reduction_explains_replicas_that_part():
+    event = {"kind": "strided_reduction", "shape": [4, 3], "stride": [6, 1], "at": "train.py:9"}
+    given = evidence([*BARE, event], parted(names=("head.weight",)))
+    assert proven(given) >= {"strided_view_reduced"}
+    assert diagnose(given)[0].cause == "strided_view_reduced"
+    assert found(evidence([*BARE, event])) == set()
+
+
 def test_without_parts_a_parameter_was_left_out_of_the_reduction():
     given = evidence(BARE, parted(names=("head.weight",)))
     assert only(given, "reduction_left_out")

@@ -143,6 +143,36 @@ def reduced_in_another_order(evidence: Evidence) -> Diagnosis | None:
 
 
 @cause(
+    family="synchronisation",
+    sees="Gradients or weights that are reduced in slices differ between ranks, without an error.",
+    why="A slice of columns is a view with gaps. Gloo takes its memory for a dense tensor's: what "
+    "is in the gaps is summed as well, and as many numbers at the end of the view are not.",
+    confirm="Reduce a contiguous copy and compare.",
+    change="reduce a contiguous copy, and copy it back",
+    fix="""
+dense = part.contiguous()
+dist.all_reduce(dense)
+part.copy_(dense)
+""",
+)
+def strided_view_reduced(evidence: Evidence) -> Diagnosis | None:
+    """Recognise a view with gaps in an all-reduce of tensors in main memory."""
+    event = next(evidence.events("strided_reduction"), None)
+    if event is None:
+        return None
+    parted = evidence.divergence is not None
+    return Diagnosis(
+        strength=Strength.PROVEN if parted else Strength.FACT,
+        because=(
+            f"all_reduce was given a view of shape {event['shape']} with strides "
+            f"{event['stride']}: gloo sums memory without heeding them",
+        ),
+        where=event["at"],
+        explains=parted,
+    )
+
+
+@cause(
     family="parallel layouts",
     sees="Every rank trains a model of its own from the first update on.",
     why="Nothing averages the gradients: the model was never wrapped, and nobody reduces by hand.",

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from harness.watch.instruments.call_site import call_site
 from harness.watch.instruments.context import Context
 from harness.watch.instruments.patches import Patches
 
@@ -27,6 +28,7 @@ class ByHand:
         self._averaged: set[int] = set()
         """Optimizers whose weights have been reduced."""
         self._names: dict[int, list[str]] = {}
+        self._strided = False
         self._patches = Patches()
         asked = context.safely("gradients reduced by hand", self._asked)
         for owner in (dist, dist.distributed_c10d):
@@ -68,3 +70,17 @@ class ByHand:
             self._reduced.append(weakref.ref(tensor))
             if type(tensor) in _PLAIN and tensor.layout == torch.strided and tensor.numel():
                 self._places.add(tensor.data_ptr())
+                self._gaps(tensor)
+
+    def _gaps(self, tensor: torch.Tensor) -> None:
+        """Note once that a view with gaps was reduced, where gloo does not heed its strides."""
+        if self._strided or tensor.is_contiguous() or tensor.device.type != "cpu":
+            return
+        if not torch.ops.aten.is_non_overlapping_and_dense(tensor):
+            self._strided = True
+            self._context.journal.write(
+                "strided_reduction",
+                shape=list(tensor.shape),
+                stride=list(tensor.stride()),
+                at=call_site(),
+            )
