@@ -190,3 +190,20 @@ for _ in range(int(chunks)):          # with nothing to send as well
 def moe_all_to_all_hang(evidence: Evidence) -> Diagnosis | None:
     """Say nothing: the calls fit each other, and which of them belong together is not seen."""
     return None
+
+
+@cause(
+    family=_FAMILY,
+    sees="How evenly experts are used depends on the tensor-parallel size; losses look right.",
+    why="The router's gradient from split experts is a share on each rank and is summed. A "
+    "balancing loss that every rank computes from the same tokens is summed with it, N times.",
+    confirm="Compare the router's first gradient with that of one process.",
+    change="divide the balancing loss by the tensor-parallel size, or add it behind the sum",
+    fix="""
+(main + balance / tensor_parallel_size).backward()
+""",
+    reported=("NVIDIA/Megatron-LM#5047",),
+)
+def aux_loss_scale_tp(evidence: Evidence) -> Diagnosis | None:
+    """Say nothing: how strong a loss is meant to be is the script's."""
+    return None

@@ -72,7 +72,10 @@ NUMBERS = "which label a number stands for is known to the script alone"
 REPLAYED = "a process that resumes has not seen what the one before it trained on"
 CAUGHT = "the script catches what is raised, and its ranks go on"
 LOGGED = "what a log calls the loss of a rank's own rows is a text of the script's"
+READ = "reading a number of a tensor is no event, and what it is taken for is not known"
 UNSEEN = {
+    "grad_norm_reported_local/item": READ,
+    "grad_norm_reported_local/mean": READ,
     "log_is_rank0_only/rank_0": LOGGED,
     "log_is_rank0_only/reduced": LOGGED,
     "clip_allreduce/alone": CAUGHT,
