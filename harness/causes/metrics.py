@@ -69,5 +69,22 @@ def log_is_rank0_only(evidence: Evidence) -> Diagnosis | None:
     return None
 
 
+@cause(
+    family="metrics",
+    sees="The gradient norm in the log differs between ranks under fully_shard; training is right.",
+    why="The norm of a sharded gradient is a DTensor that has still to be added up over the ranks. "
+    ".item() and to_local() give what this rank has.",
+    confirm="Print norm.placements: _NormPartial has not been added up, Replicate has.",
+    change="read it with full_tensor() on all ranks, or log what clip_grad_norm_ returns",
+    fix="""
+norm = parameter.grad.norm().full_tensor().item()      # on every rank: it is a collective
+""",
+    reported=("pytorch/torchtitan#766", "pytorch/torchtitan#19"),
+)
+def grad_norm_reported_local(evidence: Evidence) -> Diagnosis | None:
+    """Say nothing: what is read of a tensor, and what it is called, is not known."""
+    return None
+
+
 def _evaluations(evidence: Evidence, rank: int) -> list[Event]:
     return [e for e in evidence.events("pass", rank) if "count" in e and not e["updates"]]
