@@ -83,9 +83,17 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _end(number: int, _frame: Optional[FrameType]) -> NoReturn:
-    # An exception, unlike the signal's default, makes subprocess.run end pip too.
-    sys.exit(128 + number)
+_asked_to_end: Optional[int] = None
+_starting = False
+
+
+def _end(number: int, _frame: Optional[FrameType]) -> None:
+    # An exception, unlike the signal's default, makes `_run` end pip too. Raised while a process
+    # is being started it would leave one behind that nobody knows.
+    global _asked_to_end
+    _asked_to_end = number
+    if not _starting:
+        sys.exit(128 + number)
 
 
 def _use_the_right_python(venv: Folder, chosen: bool) -> None:
@@ -294,7 +302,22 @@ def _ask(python: Path, program: str) -> str:
 
 def _run(command: List[str], environment: Optional[Dict[str, str]] = None) -> None:
     # The answers of `make` itself go to standard output; this is talk on the way to them.
-    subprocess.run(command, check=True, env=environment, stdout=sys.stderr)
+    global _starting
+    _starting = True
+    try:
+        process = subprocess.Popen(command, env=environment, stdout=sys.stderr)
+    finally:
+        _starting = False
+    try:
+        if _asked_to_end is not None:
+            sys.exit(128 + _asked_to_end)
+        code = process.wait()
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    if code:
+        raise subprocess.CalledProcessError(code, command)
 
 
 def _say(text: str) -> None:

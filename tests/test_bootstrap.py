@@ -260,6 +260,35 @@ exec "$4" -m pip install --quiet torch==2.13.0
     assert "index" not in asked
 
 
+def test_a_stop_while_an_installer_is_being_started_leaves_none_behind():
+    program = """
+import os, signal, subprocess, sys
+from launch import bootstrap
+
+signal.signal(signal.SIGTERM, bootstrap._end)
+begun = []
+
+class Interrupted(subprocess.Popen):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        begun.append(self.pid)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+subprocess.Popen = Interrupted
+try:
+    bootstrap._run([sys.executable, "-c", "import time; time.sleep(600)"])
+except SystemExit as end:
+    print(end.code, *begun)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    code, installer = map(int, ended.stdout.split())
+    assert code == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(installer, 0)
+
+
 def test_a_folder_of_somebody_else_is_left_alone(clone):
     clone.venv.mkdir()
     (clone.venv / "thesis.tex").touch()
