@@ -435,6 +435,18 @@ def test_clips_of_parts_made_by_hand_make_replicas_part():
         assert "clip_norm_of_shards" not in found(other)
 
 
+def test_unlike_parts_with_one_gradient_agree_within_groups_of_the_script():
+    off = parted("start", "parameter", names=("head.weight",), groups=((0, 2), (1,)))
+    groups = [{"kind": "new_group", "ranks": ranks} for ranks in ([0, 2], [1], [0, 1])]
+    given = evidence([*BARE, *groups], off)
+    assert only(given, "wrong_group_after_remesh")
+    assert not proven(given)
+    # Other groups, or none, or a wrapper that should have made them equal: an initial value.
+    for events in ([*BARE, groups[2]], BARE, [*SYNCHRONISED, *groups]):
+        assert "wrong_group_after_remesh" not in found(evidence(events, off))
+    assert only(evidence(BARE, off), "init_differs")
+
+
 def test_a_view_with_gaps_in_a_reduction_explains_replicas_that_part():
     event = {"kind": "strided_reduction", "shape": [4, 3], "stride": [6, 1], "at": "train.py:9"}
     given = evidence([*BARE, event], parted(names=("head.weight",)))
@@ -570,6 +582,22 @@ def test_a_checkpoint_that_one_rank_loads_is_told_from_an_initialisation():
     given = evidence(events, parted("start", "parameter", groups=((1, 2), (0,))))
     assert proven(given) == {"weights_not_resynced_on_load"}
     assert next(iter(diagnose(given))).ranks == (0,)
+
+
+def test_a_load_on_all_ranks_in_the_middle_of_a_run_after_which_weights_differ():
+    after = parted("parameters", "parameter", step=2)
+
+    def events(rank, step=2, loads=RANKS):
+        loaded = [load(step)] if rank in loads else []
+        return [*SYNCHRONISED, passes(), passes(number=1), *loaded, passes(number=2)]
+
+    given = evidence(events, after)
+    assert only(given, "read_before_write")
+    assert next(iter(diagnose(given))).where == load(2)["at"]
+    # One that came before, or on one rank only, is another matter.
+    for other in ({"step": 1}, {"loads": (0,)}):
+        given = evidence(lambda rank, other=other: events(rank, **other), after)
+        assert "read_before_write" not in found(given)
 
 
 def test_weights_that_part_between_wrapping_and_the_first_call_after_a_load():

@@ -8,7 +8,7 @@ from harness.watch.evidence import Evidence
 
 @cause(
     family="data",
-    sees="Replicas are equal and the loss stays high; embeddings of groups or labels learn nothing.",
+    sees="Replicas are equal and the loss stays high; embeddings of labels learn nothing.",
     why="Labels are numbered in the order of a set, or by hash(). Python salts the hash of strings "
     "anew in every process, so that class 3 is another label on each rank.",
     confirm="Print the first entries of the vocabulary on every rank.",

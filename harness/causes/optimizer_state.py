@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 from harness.causes.cause import Diagnosis, Strength, cause, listed
+from harness.causes.resume import read_before_write
 from harness.causes.unequal import unequal_gradients
 from harness.watch.divergence import Divergence
 from harness.watch.evidence import Evidence
@@ -163,6 +164,8 @@ def out_of_band_write(evidence: Evidence) -> Diagnosis | None:
     if found is None or found.differences[0].kind != "parameter":
         return None
     if found.phase != PARAMETERS or optimizer_state_differs(evidence) is not None:
+        return None
+    if read_before_write(evidence) is not None:
         return None
     names = {one.name for one in found.differences}
     wrote: dict[int, list[str]] = {}

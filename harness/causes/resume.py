@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from harness.causes.cause import Diagnosis, Strength, cause
+from harness.causes.initial_state import module_loads
 from harness.watch.evidence import Evidence
+from harness.watch.layout import PARAMETERS
 
 
 @cause(
@@ -70,3 +72,37 @@ for epoch in range(checkpoint["epoch"], epochs):      # not range(epochs)
 def data_replayed_on_resume(evidence: Evidence) -> Diagnosis | None:
     """Say nothing: a process that resumes has not seen what the one before it trained on."""
     return None
+
+
+@cause(
+    family="resume",
+    sees="Ranks part right after a load, now and then; or a file is not found on some of them.",
+    why="Rank 0 writes the file and the others read it, and nothing makes them wait: they read the "
+    "file that was there before, or the beginning of the new one.",
+    confirm="Print a digest of the loaded weights on every rank.",
+    change="put a barrier between the save and the load, or load on rank 0 and broadcast",
+    fix="""
+if rank == 0:
+    torch.save(model.state_dict(), path)
+dist.barrier()                         # behind the save, not before it
+model.load_state_dict(torch.load(path))
+""",
+    reported=("huggingface/transformers#10685", "KempnerInstitute/KempnerForge#49"),
+)
+def read_before_write(evidence: Evidence) -> Diagnosis | None:
+    """Recognise weights that part where all ranks have loaded a module in the middle of a run."""
+    found = evidence.divergence
+    if found is None or found.phase != PARAMETERS or found.differences[0].kind != "parameter":
+        return None
+    loads = [event for event in module_loads(evidence) if event["step"] == found.step]
+    if {event["rank"] for event in loads} != set(evidence.ranks):
+        return None
+    return Diagnosis(
+        # Each may mean to load a file of its own.
+        strength=Strength.LIKELY,
+        because=(
+            f"every rank loaded a module between updates {found.step - 1} and {found.step}, and "
+            "what they hold then is not the same",
+        ),
+        where=loads[0]["at"],
+    )
