@@ -437,7 +437,8 @@ def test_clips_of_parts_made_by_hand_make_replicas_part():
 
 def test_unlike_parts_with_one_gradient_agree_within_groups_of_the_script():
     off = parted("start", "parameter", names=("head.weight",), groups=((0, 2), (1,)))
-    groups = [{"kind": "new_group", "ranks": ranks} for ranks in ([0, 2], [1], [0, 1])]
+    made = ([0, 2], [1], [0, 1])
+    groups = [{"kind": "new_group", "step": 0, "ranks": ranks} for ranks in made]
     given = evidence([*BARE, *groups], off)
     assert only(given, "wrong_group_after_remesh")
     assert not proven(given)

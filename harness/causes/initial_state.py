@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.causes.cause import Diagnosis, Strength, cause, listed
+from harness.causes.groups import wrong_group_after_remesh
 from harness.watch.evidence import Evidence
 from harness.watch.journal import Event
 from harness.watch.layout import START
@@ -119,7 +120,7 @@ def init_differs(evidence: Evidence) -> Diagnosis | None:
         return None
     if structure_differs(evidence) is not None or was_equal_when_wrapped(evidence):
         return None
-    if module_loads(evidence):
+    if module_loads(evidence) or wrong_group_after_remesh(evidence) is not None:
         return None
     names = [one.name for one in found.differences if one.kind == "parameter"]
     wrapped = any(evidence.events("wrap"))

@@ -214,36 +214,3 @@ def gradients_never_averaged(evidence: Evidence) -> Diagnosis | None:
 def _has_odd_ranks(unequal: Unequal) -> bool:
     """Say whether most ranks agree: then something was averaged, and one rank did otherwise."""
     return bool(unequal.differences[0].odd)
-
-
-@cause(
-    family="parallel layouts",
-    sees="Ranks agree within groups and differ between them.",
-    why="A reduction over a group makes equal what its members hold, and nobody else. Replicas "
-    "that are spread over several groups need a reduction over all of them as well.",
-    confirm="Print dist.get_process_group_ranks(model.process_group) on every rank.",
-    change="reduce over the group of all ranks that hold the replica",
-    fix="""
-model = DistributedDataParallel(net, process_group=replicas)   # every rank with the same weights
-""",
-    reported=("NVIDIA/Megatron-LM#1628",),
-)
-def wrong_group(evidence: Evidence) -> Diagnosis | None:
-    """Recognise replicas that agree exactly within the groups that wrappers reduce over."""
-    unequal = unequal_gradients(evidence)
-    if unequal is None or not unequal.modules:
-        return None
-    module = unequal.modules[0]
-    groups = {
-        tuple(event["ranks"])
-        for event in evidence.events("wrap")
-        if event["module"] == module and "ranks" in event
-    }
-    agree = {tuple(sorted(group)) for group in unequal.differences[0].groups}
-    if len(groups) < 2 or agree != groups:
-        return None
-    said = " and ".join(str(list(group)) for group in sorted(groups))
-    return Diagnosis(
-        strength=Strength.PROVEN,
-        because=(f"the wrapper reduces over the ranks {said}, which agree among themselves",),
-    )

@@ -29,10 +29,13 @@ class ByHand:
         """Optimizers whose weights have been reduced."""
         self._names: dict[int, list[str]] = {}
         self._strided = False
+        self._groups: list[list[int]] = []
         self._patches = Patches()
         asked = context.safely("gradients reduced by hand", self._asked)
+        grouped = context.safely("groups made by the script", self._grouped)
         for owner in (dist, dist.distributed_c10d):
             self._patches.around(owner, "all_reduce", before=asked)
+            self._patches.around(owner, "new_group", after=grouped)
 
     def close(self) -> None:
         """Put torch's own functions back."""
@@ -84,3 +87,10 @@ class ByHand:
                 stride=list(tensor.stride()),
                 at=call_site(),
             )
+
+    def _grouped(self, _: Any, ranks: Any = None, *__: Any, **___: Any) -> None:
+        if ranks is not None and len(self._groups) < MOST:
+            group = sorted(int(rank) for rank in ranks)
+            if group not in self._groups:
+                self._groups.append(group)
+                self._context.journal.write("new_group", ranks=group)
