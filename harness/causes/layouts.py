@@ -207,3 +207,21 @@ def moe_all_to_all_hang(evidence: Evidence) -> Diagnosis | None:
 def aux_loss_scale_tp(evidence: Evidence) -> Diagnosis | None:
     """Say nothing: how strong a loss is meant to be is the script's."""
     return None
+
+
+@cause(
+    family=_FAMILY,
+    sees="Results with quantised weights depend on the tensor-parallel size; ranks agree.",
+    why="The scale of a quantised tensor follows from its largest value. Of a weight that is split "
+    "over ranks that is the largest on all of them; without a maximum over that group each shard "
+    "has a scale of its own.",
+    confirm="Print the scale of one layer on every rank: it must be the same.",
+    change="take the maximum over the tensor-parallel group",
+    fix="""
+dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=tensor_parallel)
+""",
+    reported=("NVIDIA/Megatron-LM#442",),
+)
+def amax_over_wrong_group(evidence: Evidence) -> Diagnosis | None:
+    """Say nothing: scales are the script's own, and may be meant for each shard."""
+    return None

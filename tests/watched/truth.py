@@ -97,6 +97,10 @@ UNSEEN = {
     "loader_workers_same_on_ranks/init_fn": NO_UPDATE,
     "clip_allreduce/fsdp1_shards": NO_UPDATE,
     "clip_allreduce/fsdp2_shards": NO_UPDATE,
+    "mean_of_means/one_process_batches": NO_UPDATE,
+    "mean_of_means/own_share": NO_UPDATE,
+    "mean_of_means/mean_of_batches": NO_UPDATE,
+    "mean_of_means/mean_of_samples": NO_UPDATE,
     "metric_average/over_ranks": NO_UPDATE,
     "metric_average/over_batches": NO_UPDATE,
     "clip_allreduce/hook_before": HOOK,
@@ -128,7 +132,6 @@ UNSEEN = {
     "vocab_parallel_loss/gathered": PARTS,
     "vocab_parallel_mask/not_zeroed": PARTS,
     "vocab_parallel_mask/divided": PARTS,
-    "wrong_group_after_remesh/all_ranks": PARTS,
     "syncbn_clip/plain_forward_hook": "the forward pass raises before the first update",
     "syncbn_clip/sync_clip_all": EDIT,
     "syncbn_clip/plain_clip_all": EDIT,
@@ -160,6 +163,9 @@ def places(name: str, params: Mapping[str, Any]) -> dict[str, Place]:
         "clip_skips_replicas": {
             "counted": Place(step=0, phase="gradients", tensors=REPLICAS, odd=(0,)),
             "torch": Place(step=0, phase="gradients", tensors=REPLICAS),
+        },
+        "wrong_group_after_remesh": {
+            "all_ranks": Place(step=0, phase="start", tensors=(), odd=(1,))
         },
         "strided_view_reduced": {
             "columns": Place(step=0, phase="gradients", tensors=("param_groups[0]['params'][0]",))
