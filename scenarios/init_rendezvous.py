@@ -112,7 +112,7 @@ def url_only(t: Tables) -> Finding:
     return comes_up(t, "url_only")
 
 
-@remedy(HOLDS, settles="B69")
+@remedy(HOLDS)
 def url_and_rank(t: Tables) -> Finding:
     """It is together with rank and world_size, as the four variables are, set by torchrun."""
     return comes_up(t, "url_rank", "complete")
