@@ -33,4 +33,4 @@ __all__ = ["launch", "torch"]
 gc.collect()
 gc.freeze()
 gc.enable()
-signal.signal(signal.SIGINT, _interrupted)
+# A rank that has only just been forked ends without a word, too: `launch.rank.child` takes over.

@@ -362,6 +362,9 @@ def child(
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        # From here on a rank has a log to say in that it was interrupted.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     leave(main(argv, listener))
 
 
