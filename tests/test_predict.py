@@ -524,7 +524,7 @@ def test_somebody_who_knows_has_full_marks_and_a_history(tmp_path):
     assert (where / session.RADAR).exists()
     assert check(where) == 0
     stored = json.loads((where / session.ANSWERS).read_text())
-    stored["items"][0]["answer"]["probabilities"] = {"holds": 0.0, "refuted": 0.0, "partly": 1.0}
+    stored["items"][0]["answer"]["probabilities"] = {"holds": 0.2, "refuted": 0.3, "partly": 0.5}
     (where / session.ANSWERS).write_text(json.dumps(stored))
     assert check(where) == 2
     (sitting,) = history.read(results / history.FOLDER, "me")
