@@ -28,6 +28,8 @@ FAMILIES: Mapping[str, Dimension] = {
     "initial state": Dimension.STATE,
     "resume": Dimension.STATE,
     "optimizer state": Dimension.DYNAMICS,
+    "initialisation": Dimension.DYNAMICS,
+    "memory": Dimension.NUMBERS,
     "schedule": Dimension.DYNAMICS,
     "schedules": Dimension.DYNAMICS,
     "gradients": Dimension.GRADIENTS,
@@ -50,6 +52,7 @@ FAMILIES: Mapping[str, Dimension] = {
 
 SCENARIOS: Mapping[str, Dimension] = {
     "bn_half_stats": Dimension.NUMBERS,
+    "chain_of_sigmoids": Dimension.GRADIENTS,
     "clip_allreduce": Dimension.RANKS,
     "clip_before_unscale": Dimension.NUMBERS,
     "clip_fraction": Dimension.DYNAMICS,
@@ -58,6 +61,7 @@ SCENARIOS: Mapping[str, Dimension] = {
     "logsoftmax_drift": Dimension.NUMBERS,
     "stable_dropout": Dimension.GRADIENTS,
     "stale_optimizer": Dimension.DYNAMICS,
+    "vanishing_gradient": Dimension.GRADIENTS,
 }
 """Scenarios that ask for something else than their family does."""
 
