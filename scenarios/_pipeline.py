@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from scenarios._models import FEATURES, mlp
+
+if TYPE_CHECKING:
+    from harness.rank import Rank
+
+Stage = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Residual(nn.Module):
@@ -24,13 +30,20 @@ class Residual(nn.Module):
         return x + 0.3 * torch.tanh(self.linear(x))
 
 
+def share(rank: Rank, layers: Sequence[nn.Module]) -> nn.Sequential:
+    """Return this stage's layers."""
+    count, stages = len(layers), rank.world_size
+    first, end = rank.rank * count // stages, (rank.rank + 1) * count // stages
+    return nn.Sequential(*layers[first:end]).to(rank.device)
+
+
 def through_stages(
-    stage: nn.Module, x: torch.Tensor, loss_of: Callable[[torch.Tensor], torch.Tensor]
+    stage: Stage, x: torch.Tensor, loss_of: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
     """Run forward and backward through the stages of all ranks, and return the loss.
 
     Args:
-        stage: this rank's; all but the last return what looks like x.
+        stage: what this rank does; all but the last return what looks like x.
         x: what the first stage is given, (rows, FEATURES).
         loss_of: the loss, from what the last stage returns.
     """
@@ -38,7 +51,7 @@ def through_stages(
     given = x.detach().clone()
     if rank > 0:
         dist.recv(given, rank - 1)
-    output: torch.Tensor = stage(given.requires_grad_())
+    output = stage(given.requires_grad_())
     if rank < last:
         dist.send(output.detach(), rank + 1)
         gradient = torch.empty_like(output)
@@ -53,3 +66,12 @@ def through_stages(
         dist.send(given.grad, rank - 1)
     dist.broadcast(loss, last)
     return loss
+
+
+def of_ends(tensor: torch.Tensor | None, like: torch.Tensor) -> list[torch.Tensor]:
+    """Return what the first and the last stage have of something, on every rank."""
+    found = []
+    for owner in (0, dist.get_world_size() - 1):
+        found.append(torch.zeros_like(like) if tensor is None else tensor.detach().clone())
+        dist.broadcast(found[-1], owner)
+    return found

@@ -225,3 +225,25 @@ dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=tensor_parallel)
 def amax_over_wrong_group(evidence: Evidence) -> Diagnosis | None:
     """Say nothing: scales are the script's own, and may be meant for each shard."""
     return None
+
+
+@cause(
+    family=_FAMILY,
+    sees="A tied embedding is another weight on the first pipeline stage than on the last.",
+    why="Each of the two stages has a copy, and a part of the gradient. Without their sum in both "
+    "copies, or with another optimizer for one of them, the copies part.",
+    confirm="Compare a checksum of the embedding and of the output layer after an update.",
+    change="sum both gradients over the two stages before the update",
+    fix="""
+if stage in (first, last):
+    dist.all_reduce(embedding.weight.grad, group=first_and_last)      # the sum, not the mean
+""",
+    reported=(
+        "NVIDIA/Megatron-LM#656",
+        "NVIDIA/Megatron-LM#844",
+        "NVIDIA/Megatron-LM#4641",
+    ),
+)
+def untied_embedding_pipeline(evidence: Evidence) -> Diagnosis | None:
+    """Say nothing: stages hold different weights, and which are one is the script's."""
+    return None

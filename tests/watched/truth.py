@@ -65,6 +65,7 @@ PARTS = "ranks hold different parameters, which one process cannot replay"
 SENDS = "a forward pass that sends is not replayed in one process"
 RECOMPUTED = "a backward pass of the script's own is what a replay goes through as well"
 STAGES = "stages hold different layers, and nobody says which are due"
+TIED = "stages hold different weights, and which of them are one is known to the script alone"
 SLICES = "the optimizer holds slices; the replicas that the script makes of them are in none"
 EDIT = "buffers that a script writes on all ranks alike are what averaging them by hand looks like"
 CAUGHT = "the arm catches the error that says it; tests of hangs leave it to the watcher"
@@ -132,6 +133,9 @@ UNSEEN = {
     "vocab_parallel_loss/gathered": PARTS,
     "vocab_parallel_mask/not_zeroed": PARTS,
     "vocab_parallel_mask/divided": PARTS,
+    "untied_embedding_pipeline/mean": TIED,
+    "untied_embedding_pipeline/other_optimizer": TIED,
+    "untied_embedding_pipeline/own": TIED,
     "syncbn_clip/plain_forward_hook": "the forward pass raises before the first update",
     "syncbn_clip/sync_clip_all": EDIT,
     "syncbn_clip/plain_clip_all": EDIT,
