@@ -880,3 +880,24 @@ def test_a_loss_that_is_far_from_all_others_is_a_fact(losses, ranks):
     assert all(one.strength == Strength.FACT for one in said)
     # A batch or two may be anything.
     assert not diagnose(evidence(events(4)))
+
+
+@pytest.mark.parametrize(
+    ("losses", "sure"),
+    [
+        # By rank and update: NaN on rank 1 before update 2, on all of them before update 3.
+        ({(1, 2): math.nan} | {(r, u): math.nan for r in RANKS for u in (3, 4)}, Strength.PROVEN),
+        # Skipped, and on it goes.
+        ({(1, 2): math.inf}, Strength.FACT),
+        ({(r, 2): math.nan for r in RANKS}, None),
+        ({}, None),
+    ],
+)
+def test_a_loss_that_is_first_not_finite_on_one_rank(losses, sure):
+    def events(rank):
+        return [update(n, losses=[losses.get((rank, n), 1.0)]) for n in range(5)]
+
+    said = {one.cause: one for one in diagnose(evidence(events))}
+    one = said.get("loss_not_finite_on_one_rank")
+    assert (None if one is None else one.strength) == sure
+    assert one is None or (one.ranks, one.step) == ((1,), 2)

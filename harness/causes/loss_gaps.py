@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from statistics import median
 
-from harness.causes.across import each_rank, side_by_side
+from harness.causes.across import Side, each_rank, side_by_side
 from harness.causes.cause import Diagnosis, Strength, cause
 from harness.watch.evidence import Evidence
+from harness.watch.naming import ranks
 
 _FEWEST = 8
 """Updates from which on a gap is more than a batch or two."""
@@ -56,3 +57,52 @@ def loss_far_from_others(evidence: Evidence) -> Diagnosis | None:
                 explains=False,
             )
     return None
+
+
+@cause(
+    family="data",
+    sees="The loss is NaN on all ranks from one update to the next, and so are all weights.",
+    why="One rank's loss was NaN or infinite an update before: a bad row, a logarithm of zero, an "
+    "overflow. Averaging hands its gradient to all ranks, and the replicas stay equal.",
+    confirm="Print isfinite() of each rank's own loss before backward: one rank is first.",
+    change="look at that rank's batch of that update; skip it on all ranks together",
+    fix="""
+bad = (~loss.detach().isfinite()).int()
+dist.all_reduce(bad, op=dist.ReduceOp.MAX)
+if bad:
+    optimizer.zero_grad()
+    continue                       # all ranks, or none
+""",
+)
+def loss_not_finite_on_one_rank(evidence: Evidence) -> Diagnosis | None:
+    """Recognise a loss that is not finite on some rank, and on all of them an update later."""
+    sides = side_by_side(evidence, "update", "optimizer", "update")
+    for side, after in zip(sides, [*sides[1:], None], strict=False):
+        bad = _not_finite(side)
+        if not bad:
+            continue
+        if len(bad) == len(side):
+            return None
+        spread = after is not None and len(_not_finite(after)) == len(after)
+        (update,) = {event["update"] for event in side.values()}
+        because = [f"{ranks(bad)} had a loss that is not finite before update {update}"]
+        if spread:
+            because.append("before the next one all ranks had, through the averaged gradient")
+        first = side[bad[0]]
+        return Diagnosis(
+            strength=Strength.PROVEN if spread else Strength.FACT,
+            because=tuple(because),
+            where=next(iter(first.get("backward_at", ())), None),
+            ranks=tuple(bad),
+            step=update,
+            explains=False,
+        )
+    return None
+
+
+def _not_finite(side: Side) -> list[int]:
+    return [
+        rank
+        for rank, event in sorted(side.items())
+        if not all(map(math.isfinite, event.get("losses", ())))
+    ]

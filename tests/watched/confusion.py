@@ -177,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         only = tuple(options.only)
         return {name: truth for name, truth in cases.items() if not only or name.startswith(only)}
 
-    true = wanted(truths())
+    true = wanted(truths(options.only))
     if options.seeds:
         true = {
             f"{name} --seed {seed}": truth
@@ -188,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         outcomes = watch(Path(folder), true, options.ranks) if true else {}
         if options.alone:
-            outcomes |= watch_alone(Path(folder), wanted(alone()), options.ranks)
+            outcomes |= watch_alone(Path(folder), wanted(alone(options.only)), options.ranks)
     text = markdown(outcomes)
     if options.out:
         options.out.write_text(text)

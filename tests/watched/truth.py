@@ -42,6 +42,7 @@ class Truth:
 
 
 OTHER_CAUSE = {
+    "nan_one_rank/unchecked": "loss_not_finite_on_one_rank",
     "clip_allreduce/rank0": "gradient_changed_on_one_rank",
     "clip_allreduce/scaled": "clip_before_unscale",
     "clip_skips_replicas/torch": "clip_norm_of_shards",
@@ -232,13 +233,15 @@ SEEN_BY_AUDIT = {
 """Replicas are equal, and nothing that the script does looks wrong: only a replay tells."""
 
 
-def truths() -> dict[str, Truth]:
-    """Return what is true of every case that ranks can share, by name."""
+def truths(only: Sequence[str] = ()) -> dict[str, Truth]:
+    """Return what is true of every case that ranks can share, by name.
+
+    Args:
+        only: beginnings of names; nothing else is read then.
+    """
     found: dict[str, Truth] = {}
-    own = scenarios.folders()[0]
-    for name in scenarios.names():
-        if (own / f"{name}.py").exists():
-            found |= _of_scenario(name)
+    for name in _own_scenarios(only):
+        found |= _of_scenario(name)
     for program in RIGHT:
         found[f"programs/{program}"] = Truth(cause=None)
     for program in WRONG:
@@ -249,14 +252,20 @@ def truths() -> dict[str, Truth]:
     return found
 
 
-def alone() -> dict[str, Truth]:
+def alone(only: Sequence[str] = ()) -> dict[str, Truth]:
     """Return what is true of the arms that may hang or raise: each has ranks of its own."""
     found: dict[str, Truth] = {}
-    own = scenarios.folders()[0]
-    for name in scenarios.names():
-        if (own / f"{name}.py").exists():
-            found |= _of_scenario(name, isolated=True)
+    for name in _own_scenarios(only):
+        found |= _of_scenario(name, isolated=True)
     return found
+
+
+def _own_scenarios(only: Sequence[str]) -> list[str]:
+    own = scenarios.folders()[0]
+    names = [name for name in scenarios.names() if (own / f"{name}.py").exists()]
+    if not only:
+        return names
+    return [n for n in names if any(n.startswith(word.partition("/")[0]) for word in only)]
 
 
 def _of_scenario(name: str, *, isolated: bool = False) -> dict[str, Truth]:
