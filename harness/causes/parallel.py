@@ -95,7 +95,14 @@ def reduction_left_out(evidence: Evidence) -> Diagnosis | None:
         return None
     orders = _reduced(unequal)
     reduced = {name for names in orders.values() for name in names}
-    if reduced & set(replicas):
+    averaged = {
+        name
+        for event in evidence.events("weights_reduced")
+        if event["optimizer"] == evidence.optimizer
+        for name in event["names"]
+    }
+    # Weights that are averaged after each update are what averaged gradients would make of them.
+    if (reduced | averaged) & set(replicas):
         return None
     return Diagnosis(
         # Gradients may be reduced in one flat tensor, which is not seen.

@@ -233,7 +233,8 @@ def _nothing_found(watcher: Watcher, ends: dict[int, Any], notes: list[str]) -> 
     for number, _ in enumerate(first_rank):
         local += sorted(rank_local(watcher.exchange_of(number).look))
     parts = sum(one["sharded"] for one in first_rank)
-    whole = sum(one["parameters"] for one in first_rank) - parts - len(local)
+    # Where each rank has layers of its own, no rank has all the names.
+    whole = max(0, sum(one["parameters"] for one in first_rank) - parts - len(local))
     if local:
         shown = ", ".join(local[:3]) + (", ..." if len(local) > 3 else "")
         notes.append(
