@@ -20,7 +20,7 @@ def look(changed, *, ranks=3, steps=5, gone=(), in_parts=False):
             return {}
         kind = "gradient" if phase == GRADIENTS else "parameter"
         entries = tuple(
-            Entry(name=n, kind=kind, shape=(2,), dtype="float32", in_parts=in_parts) for n in NAMES
+            Entry(name=n, kind=kind, shape=(2,), dtype="float32", parts=4 * in_parts) for n in NAMES
         )
         return {
             rank: (entries, tuple(9 + ((step, phase, n, rank) in changed) for n in NAMES))

@@ -21,7 +21,7 @@ def run(
     grads=None,
     params=None,
     sampled=(),
-    in_parts=(),
+    in_parts=None,
     shape=(2,),
     zero=(),
     constant=(),
@@ -36,7 +36,7 @@ def run(
                 shape=shape,
                 dtype="float32",
                 wrapped=wrapped,
-                in_parts=kind == "parameter" and name in in_parts,
+                parts=(in_parts or {}).get(name, 0) if kind == "parameter" else 0,
                 sampled=kind == "gradient" and name in sampled,
                 cohort=(cohorts or {}).get((name, rank), ""),
                 constant=name in (zero if kind == "gradient" else constant),
@@ -132,14 +132,21 @@ def test_the_answer_says_where_gradients_were_sampled_only():
 )
 def test_of_what_is_read_in_parts_the_answer_says_since_when(step, since, when):
     changed = {(s, "b", 1): 8 for s in range(step, 33)}
-    found = first(run(steps=33, params=changed, in_parts={"b"}), steps=33)
+    found = first(run(steps=33, params=changed, in_parts={"b": 4}), steps=33)
     assert (found.step, found.since) == (step, since)
     assert headline(found).startswith(when)
-    assert ("a quarter of it" in evidence(found, source="x")[0]) == (since is not None)
+    assert ("read in parts" in evidence(found, source="x")[0]) == (since is not None)
     assert from_json(to_json(found)) == found
     # One that is read in full differs as well: it dates the others.
     both = changed | {(s, "a", 1): 8 for s in range(step, 33)}
-    assert first(run(steps=33, params=both, in_parts={"b"}), steps=33).since is None
+    assert first(run(steps=33, params=both, in_parts={"b": 4}), steps=33).since is None
+    assert first(run(steps=33, params=both, in_parts={"a": 16, "b": 4}), steps=33).since == since
+
+
+def test_what_is_read_in_many_parts_may_be_older():
+    look = run(steps=41, params={(40, "b", 1): 8}, in_parts={"b": 16})
+    # All of it was read after update 32.
+    assert first(look, steps=41).since == 33
 
 
 def test_unequal_start_with_equal_gradients_is_a_fault():

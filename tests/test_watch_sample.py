@@ -6,7 +6,17 @@ import pytest
 import torch
 
 from harness.watch.digests.digest import Digester
-from harness.watch.digests.sample import FROM, LINES, PARTS, has_parts, is_sampled, part_of, sample
+from harness.watch.digests.sample import (
+    FEW,
+    FROM,
+    LARGE,
+    LINES,
+    MANY,
+    is_sampled,
+    part_of,
+    parts_of,
+    sample,
+)
 
 SIZE = FROM // 4 + 13
 LINE = 64
@@ -100,34 +110,45 @@ def test_conjugated_and_negated_views_are_what_they_mean():
             assert of(meant, sampled=sampled) == of(plain, sampled=sampled)
 
 
-@pytest.mark.parametrize("shape", [(512, 256), (515, 300), (257, 64, 3, 3), (4, 100_000)])
-def test_four_parts_have_all_of_a_tensor(shape):
+@pytest.mark.parametrize(
+    ("shape", "parts"),
+    [
+        ((512, 256), FEW),
+        ((515, 300), FEW),
+        ((257, 64, 3, 3), FEW),
+        ((4, 100_000), FEW),
+        ((2048, 1024), MANY),
+        ((1030, 2050), MANY),
+    ],
+)
+def test_the_parts_have_all_of_a_tensor(shape, parts):
     values = torch.zeros(shape)
-    assert has_parts(values)
-    for part in range(PARTS):
-        part_of(values, part).add_(1)
-    assert len({part_of(values, part).shape for part in range(PARTS)}) == 1
+    assert parts_of(values) == parts
+    for turn in range(100, 100 + parts):
+        part_of(values, turn).add_(1)
+    assert len({part_of(values, turn).shape for turn in range(parts)}) == 1
     assert (values > 0).all()
-    assert values.mean() < 1 + PARTS / shape[0]
+    assert values.mean() < 1 + parts / shape[0]
 
 
 def test_what_cannot_be_divided_is_read_whole():
-    assert not has_parts(torch.empty(PARTS - 1, FROM))
-    assert not has_parts(torch.empty(FROM // 4 - 1))
-    flat = torch.randn(PARTS - 1, FROM)
+    assert not parts_of(torch.empty(FEW - 1, FROM))
+    assert not parts_of(torch.empty(MANY - 1, LARGE // 4))
+    assert not parts_of(torch.empty(FROM // 4 - 1))
+    flat = torch.randn(FEW - 1, FROM)
     before = Digester().later([flat], part=1)
     flat[0, 0] += 1
     assert Digester().later([flat], part=1) != before
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", range(FEW))
 def test_a_changed_element_is_seen_in_its_part_only(part):
     values = torch.randn(1024, 512)
     small = torch.randn(30)
     before = Digester().later([values, small], part=part)
-    for other in range(PARTS):
+    for other in range(FEW):
         changed = values.clone()
-        changed[1024 // PARTS * other + 7, 300] += 1e-6
+        changed[1024 // FEW * other + 7, 300] += 1e-6
         after = Digester().later([changed, small], part=part)
         assert (after[0] != before[0]) is (other == part)
         assert after[1] == before[1]

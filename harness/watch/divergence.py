@@ -136,8 +136,10 @@ def divergence(look: Look, index: int) -> Divergence | None:
         return _made(step, GRADIENTS, earlier[::-1], before)
     entries = [e for entries, _ in before.values() for e in entries if e.name in names]
     sampled = step > 0 and any(e.sampled for e in entries)
-    whole = any(e.name in names and not e.in_parts for entries, _ in seen.values() for e in entries)
-    since = None if whole or earliest(step) == step else earliest(step)
+    parts = [e.parts for entries, _ in seen.values() for e in entries if e.name in names]
+    # Whatever is read most often dates the others.
+    first = earliest(step, min(parts, default=0)) if min(parts, default=0) else step
+    since = first if first < step else None
     return _made(step, PARAMETERS, due, seen, sampled=sampled, since=since)
 
 

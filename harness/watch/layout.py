@@ -27,8 +27,8 @@ class Entry:
     """Below DistributedDataParallel, so due to be equal whatever it was before."""
     sampled: bool = False
     """From the second update on the digest is that of a sample."""
-    in_parts: bool = False
-    """At most updates the digest is that of a part, another one each time."""
+    parts: int = 0
+    """At most updates the digest is that of one of so many parts, another one each time."""
     constant: bool = False
     """All its elements are the same to begin with, so that parts and replicas look alike."""
     values: bool = False

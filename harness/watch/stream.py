@@ -14,7 +14,7 @@ import torch
 
 from harness.watch.digests.digest import Digester, Staged
 from harness.watch.digests.pending import Pending
-from harness.watch.digests.sample import has_parts, is_sampled
+from harness.watch.digests.sample import is_sampled, parts_of
 from harness.watch.instruments.parameters import Held
 from harness.watch.layout import GRADIENTS, PARAMETERS, START, Entry, Layout
 from harness.watch.modules import Known, cohort_of, local_part
@@ -67,7 +67,7 @@ class Stream:
                         cohort=cohort_of(parameter, rank, sharded=about.sharded),
                         wrapped=about.wrapped,
                         constant=_is_constant(local_part(parameter)),
-                        in_parts=has_parts(local_part(parameter)),
+                        parts=parts_of(local_part(parameter)),
                     )
                 )
         self._staged: Staged | None = None

@@ -83,7 +83,7 @@ def spread(look: Look, found: Divergence, last: int) -> Damage | None:
                     (entry.name, step): "?"
                     for entries, _ in known.values()
                     for entry in entries
-                    if entry.in_parts and (entry.name, step) not in marks
+                    if entry.parts and (entry.name, step) not in marks
                     if any("p" in marks.get((entry.name, one), "") for one in steps)
                 }
             )

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.watch.digests.pending import Coming, Pending
 from harness.watch.digests.plan import Plan
-from harness.watch.digests.sample import has_parts, is_sampled, part_of, sample
+from harness.watch.digests.sample import is_sampled, part_of, sample
 
 _PLANS = 16
 """Sets of tensors remembered at the same time; a network with unused parameters has several."""
@@ -42,6 +42,9 @@ class Digester:
     def __init__(self) -> None:
         """Start with no buffers."""
         self._plans: dict[tuple[object, ...], Plan] = {}
+        self._waited: tuple[object, ...] = ()
+        self._waiting: Plan | None = None
+        """The plan of what was staged last, and what it was made for."""
 
     def __call__(
         self, tensors: Sequence[torch.Tensor | None], *, sampled: bool = False
@@ -120,9 +123,15 @@ class Digester:
             if size > STAGED or not all(t is None or t.is_cpu for t in then):
                 return None
             count = len(first)
-            plan = self._plan([*held, *_parts(then, part)], _CPU, staged=count)
-            plan.stage(held)
-            return Staged(plan, count, part)
+            shapes = [None if t is None else (t.shape, t.dtype, t.layout) for t in (*held, *then)]
+            key = (part is None, count, *shapes)
+            # Of the second ones only the sizes count, and all parts of a tensor have the same.
+            if self._waited != key:
+                self._waited = key
+                self._waiting = self._plan([*held, *_parts(then, part)], _CPU, staged=count)
+            assert self._waiting is not None
+            self._waiting.stage(held)
+            return Staged(self._waiting, count, part)
 
     def _plan(
         self, dense: Sequence[torch.Tensor | None], device: torch.device, staged: int = 0
@@ -169,7 +178,7 @@ def _parts(tensors: Sequence[torch.Tensor | None], part: int | None) -> list[tor
     found: list[torch.Tensor | None] = []
     for tensor in tensors:
         if tensor is not None:
-            if part is not None and has_parts(tensor):
+            if part is not None:
                 tensor = part_of(tensor, part)
             tensor = _dense(tensor, sampled=False)
         found.append(tensor)

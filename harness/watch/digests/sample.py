@@ -1,4 +1,4 @@
-"""What is read of a large tensor at one update: a sample of its gradient, a quarter of its values.
+"""What is read of a large tensor at one update: a sample of its gradient, a part of its values.
 
 Memory gives a processor some 10 GB/s, so that to read 25 million parameters after every update
 takes 4 % of a step of a perceptron of that size, whatever is computed from them.
@@ -9,10 +9,10 @@ update: nothing is missed. What the sample decides is where a divergence began, 
 in the update. It sees any difference that is spread over the tensor, as those of missing
 synchronisation are, and one in 32 or fewer of the differences that a single element makes.
 
-Parameters are read a quarter at an update, another one each time, and in full at the first
-updates and at those whose number is a power of two. A difference that is spread over the tensor is
-seen at once; one in a few elements up to three updates late, since what one update has made unequal
-the next ones leave unequal.
+Parameters are read a quarter at an update, very large ones a sixteenth, another part each time, and
+in full at the first updates and at those whose number is a power of two. A difference that is
+spread over the tensor is seen at once; one in a few elements some updates late, since what one
+update has made unequal the next ones leave unequal.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from functools import lru_cache
 import torch
 
 from harness.watch.digests.product import random_bytes
-from harness.watch.schedule import PARTS
 
 FROM = 1 << 19
-"""Bytes from which a tensor is sampled."""
+"""Bytes from which a gradient is sampled, and a parameter read in parts."""
+LARGE = 1 << 23
+"""Bytes from which there are MANY parts instead of FEW."""
+FEW, MANY = 4, 16
 LINES = 64
 """Lines in a sample, one from each of as many equal parts of the tensor."""
 _LINE = 256
@@ -39,14 +41,24 @@ def is_sampled(tensor: torch.Tensor) -> bool:
     return tensor.nbytes >= FROM
 
 
-def has_parts(tensor: torch.Tensor) -> bool:
-    """Say whether a tensor is read in parts; the same on every rank that has a replica of it."""
-    return is_sampled(tensor) and tensor.layout == torch.strided and len(tensor) >= PARTS
+def parts_of(tensor: torch.Tensor) -> int:
+    """Return in how many parts a tensor is read, 0 for whole; the same for all replicas of it."""
+    if tensor.nbytes < FROM or tensor.layout != torch.strided:
+        return 0
+    parts = FEW if tensor.nbytes < LARGE else MANY
+    return parts if len(tensor) >= parts else 0
 
 
-def part_of(tensor: torch.Tensor, part: int) -> torch.Tensor:
-    """Return one of the parts, a view; all have the same size, and the last may overlap."""
-    length = -(-len(tensor) // PARTS)
+def part_of(tensor: torch.Tensor, turn: int) -> torch.Tensor:
+    """Return the part whose turn it is, a view; all have the same size, and the last may overlap.
+
+    Returns the tensor itself if it is read whole.
+    """
+    parts = parts_of(tensor)
+    if not parts:
+        return tensor
+    length = -(-len(tensor) // parts)
+    part = turn % parts
     return tensor.narrow(0, min(part * length, len(tensor) - length), length)
 
 
