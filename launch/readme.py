@@ -1,7 +1,7 @@
 """`python -m launch.readme`: write scenarios into README.md, verdicts into scenarios/README.md.
 
-Each scenario's newest sound run under results/ supplies headline, effect and floor; `--check` only
-says whether claims and findings there are those of the scenarios as they are now.
+README.md has their names by family; what each has found is in scenarios/README.md, where a
+scenario's newest sound run under results/ supplies headline, effect and floor. `--check` only says whether claims and findings there are those of the scenarios as they are now.
 Exit codes: 0 written or up to date, 2 out of date, 12 a scenario has not been run.
 """
 
@@ -50,37 +50,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         after = rest.split(MARKS[1])[1]
         sections = [section(name, options.results) for name in own()]
         write_text(FINDINGS, "\n".join([HEAD, *sections]))
-        write_text(README, f"{before}{MARKS[0]}\n\n{table(options.results)}\n{MARKS[1]}{after}")
+        write_text(README, f"{before}{MARKS[0]}\n\n{table()}\n{MARKS[1]}{after}")
     except HarnessError as error:
         print(f"crossrank: {error}", file=sys.stderr)
         return error.exit_code
     return 0
 
 
-def table(results: Path) -> str:
-    """Return a row for each scenario, by family.
-
-    Raises:
-        PrerequisiteError: if one has no sound run; says what to type.
-    """
-    rows = []
+def table() -> str:
+    """Return a row for each family, with the names of its scenarios."""
+    shelves: dict[str, list[str]] = {}
     for name in own():
-        scenario = scenarios.load(name)
-        verdict = _newest(name, results).verdict
-        rows.append((scenario.family, name, _cell(scenario.title), _cell(verdict["headline"])))
-    lines = ["| scenario | what it rebuilds, and what was found |", "| --- | --- |"]
-    family = ""
-    for of, name, title, headline in sorted(rows):
-        if of != family:
-            family = of
-            lines.append(f"| **{of}** | |")
-        lines.append(f"| `{name}` | {title}<br>*{headline}* |")
+        shelves.setdefault(scenarios.load(name).family, []).append(name)
+    lines = ["| family | scenarios |", "| --- | --- |"]
+    for family, names in sorted(shelves.items()):
+        lines.append(f"| {family} ({len(names)}) | {', '.join(f'`{name}`' for name in names)} |")
     return "\n".join([*lines, ""])
 
 
 def unlisted(text: str) -> list[str]:
     """Return a sentence for each scenario that the text does not have."""
-    return [f"does not have scenario {name}" for name in own() if f"| `{name}` |" not in text]
+    return [f"does not have scenario {name}" for name in own() if f"`{name}`" not in text]
 
 
 def section(name: str, results: Path) -> str:
