@@ -120,7 +120,7 @@ def tell_the_function(t: Tables) -> Finding:
 
 SCENARIO = Scenario(
     title="Dropout left on in evaluation: only `training` decides, and not all are told",
-    family="randomness",
+    family="random numbers",
     cause="",
     params=Params,
     run=run,

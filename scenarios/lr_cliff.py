@@ -128,7 +128,7 @@ def cosine_trains_faster(t: Tables) -> Finding:
 
 SCENARIO = Scenario(
     title="A drop of the learning rate makes no V: the loss falls and stays down",
-    family="schedules",
+    family="schedule",
     cause="",
     params=Params,
     run=run,

@@ -122,7 +122,7 @@ def raises_at_the_end(t: Tables) -> Finding:
 
 SCENARIO = Scenario(
     title="OneCycleLR is no linear warm-up with a cosine, and it moves the momentum",
-    family="schedules",
+    family="schedule",
     cause="",
     params=Params,
     run=run,

@@ -114,7 +114,7 @@ def one_mask_for_both(t: Tables) -> Finding:
 
 SCENARIO = Scenario(
     title="Dropout in PPO: the first ratio is not 1, and the clip acts before any update",
-    family="randomness",
+    family="random numbers",
     cause="",
     params=Params,
     run=run,

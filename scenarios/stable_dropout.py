@@ -114,7 +114,7 @@ def scale_at_the_call(t: Tables) -> Finding:
 
 SCENARIO = Scenario(
     title="A dropout whose scale is fixed when it is built: wrong as soon as p is changed",
-    family="randomness",
+    family="random numbers",
     cause="",
     params=Params,
     run=run,

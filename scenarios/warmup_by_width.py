@@ -86,7 +86,7 @@ def xavier_grows(t: Tables) -> Finding:
 
 SCENARIO = Scenario(
     title="Warm-up in proportion to the width: not what the rule behind it says of a ViT",
-    family="schedules",
+    family="schedule",
     cause="",
     params=Params,
     run=run,

@@ -131,7 +131,7 @@ def indefinite(t: Tables) -> Finding:
 
 SCENARIO = Scenario(
     title="Warm-up lets the largest curvature fall; a condition number has no part in it",
-    family="schedules",
+    family="schedule",
     cause="",
     params=Params,
     run=run,

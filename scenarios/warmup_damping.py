@@ -97,7 +97,7 @@ def first_step(t: Tables, arm: str) -> float:
 
 SCENARIO = Scenario(
     title="Warm-up by damping the gradient: right for plain SGD, none at all under Adam",
-    family="schedules",
+    family="schedule",
     cause="",
     params=Params,
     run=run,

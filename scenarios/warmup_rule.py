@@ -110,7 +110,7 @@ def embedding_decides(t: Tables) -> Finding:
 
 SCENARIO = Scenario(
     title="A warm-up computed from the weights' deviation misreads most models",
-    family="schedules",
+    family="schedule",
     cause="",
     params=Params,
     run=run,

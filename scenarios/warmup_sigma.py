@@ -120,7 +120,7 @@ def large_need_more(t: Tables) -> Finding:
 
 SCENARIO = Scenario(
     title="The larger the initial weights the longer the warm-up, and not the other way round",
-    family="schedules",
+    family="schedule",
     cause="",
     params=Params,
     run=run,

@@ -128,7 +128,7 @@ def init_function(t: Tables) -> Finding:
 
 SCENARIO = Scenario(
     title="Loader workers that augment alike: a generator kept in the data set is copied",
-    family="randomness",
+    family="random numbers",
     cause="",
     params=Params,
     run=run,

@@ -31,7 +31,6 @@ FAMILIES: Mapping[str, Dimension] = {
     "initialisation": Dimension.DYNAMICS,
     "memory": Dimension.NUMBERS,
     "schedule": Dimension.DYNAMICS,
-    "schedules": Dimension.DYNAMICS,
     "gradients": Dimension.GRADIENTS,
     "normalisation": Dimension.GRADIENTS,
     "clipping": Dimension.GRADIENTS,
@@ -44,7 +43,6 @@ FAMILIES: Mapping[str, Dimension] = {
     "metrics": Dimension.RANKS,
     "parallel layouts": Dimension.RANKS,
     "random numbers": Dimension.RANKS,
-    "randomness": Dimension.RANKS,
     "rendezvous": Dimension.RANKS,
     "sharded layouts": Dimension.RANKS,
 }
