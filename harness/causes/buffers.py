@@ -23,15 +23,16 @@ def _unequal(evidence: Evidence) -> tuple[Divergence, Event | None] | None:
 @cause(
     family="buffers",
     sees="One model, another validation score on every rank; all weights are equal.",
-    why="Running statistics follow each rank's own batches. DDP sends rank 0's around when its "
-    "forward begins, and not at all with broadcast_buffers=False; the batch after that moves "
-    "them apart again.",
+    why="Running statistics, and ranges of quantisation observers, follow each rank's own batches. "
+    "DDP sends rank 0's around when its forward begins, and not at all with "
+    "broadcast_buffers=False; the batch after that moves them apart again.",
     confirm="Print a running_mean on every rank right before the evaluation.",
     change="average or send the buffers around before evaluating, or use a synchronised norm",
     fix="""
 for buffer in model.buffers():         # before every evaluation and every checkpoint
     if buffer.is_floating_point():
         dist.all_reduce(buffer, op=dist.ReduceOp.AVG)
+# Of an observer's min_val and max_val take MIN and MAX, and compute scale anew from them.
 """,
     reported=(
         "pytorch/pytorch#13711",

@@ -161,6 +161,7 @@ def places(name: str, params: Mapping[str, Any]) -> dict[str, Place]:
     evaluation = Place(
         step=1, phase="evaluation", tensors=("0.running_mean", "1.running_mean"), odd=()
     )
+    observed = Place(step=1, phase="evaluation", tensors=())
     thaw = Place(step=params.get("frozen", 0), phase="gradients", tensors=("0.bias", "0.weight"))
     unequal = Place(step=0, phase="start", tensors=("0.weight",))
     return {
@@ -200,6 +201,7 @@ def places(name: str, params: Mapping[str, Any]) -> dict[str, Place]:
         "optimizer_state_lost": {
             "rank0_only": Place(step=0, phase="start", tensors=("0.weight",), odd=(0,))
         },
+        "observer_ranges": {"never_sent": observed, "default": observed},
         "params_replaced": {"flag_on": first, "flag_off": first},
         "rank_dependent_warmup": {
             "before_wrapping": Place(step=0, phase="gradients", tensors=("param_groups[0]['lr']",))
