@@ -172,27 +172,6 @@ def row_parallel_bias(evidence: Evidence) -> Diagnosis | None:
 
 
 @cause(
-    family="hangs",
-    sees="Training with experts hangs, often at its end; the call that waits is right where it is.",
-    why="Tokens are exchanged chunk by chunk, as many as a rank has. Routing gives each rank "
-    "another number: the next step's exchange meets the last one of a slower rank, and the "
-    "rank with most of them waits in the end.",
-    confirm="Log the number of exchanges of each rank in a step.",
-    change="agree on the number of exchanges first",
-    fix="""
-chunks = torch.tensor(own_chunks)
-dist.all_reduce(chunks, op=dist.ReduceOp.MAX)
-for _ in range(int(chunks)):          # with nothing to send as well
-    exchange()
-""",
-    reported=("deepspeedai/DeepSpeed#5794",),
-)
-def moe_all_to_all_hang(evidence: Evidence) -> Diagnosis | None:
-    """Say nothing: the calls fit each other, and which of them belong together is not seen."""
-    return None
-
-
-@cause(
     family=_FAMILY,
     sees="How evenly experts are used depends on the tensor-parallel size; losses look right.",
     why="The router's gradient from split experts is a share on each rank and is summed. A "

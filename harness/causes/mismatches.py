@@ -1,10 +1,11 @@
-"""Collectives that do not fit each other: in another order, of another kind or shape."""
+"""Collectives that do not fit: in another order, of another kind or shape, or too few."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from harness.causes.across import each_rank
 from harness.causes.cause import Diagnosis, Strength, cause
 from harness.causes.hangs import rank0_only_collective
 from harness.causes.parallel import reduced_in_another_order
@@ -15,9 +16,11 @@ from harness.causes.unpaired import (
     is_the_other_branch,
     lost_ranks,
     undisturbed,
+    waits,
 )
 from harness.watch.evidence import Evidence
 from harness.watch.hangs.pairing import (
+    MISSING,
     ORDER,
     PARTED,
 )
@@ -131,3 +134,52 @@ def shown(call: Mapping[str, Any]) -> str:
     sizes = ", ".join("x".join(map(str, shape)) or "1" for shape in call["shapes"][:2])
     what = f"{call['operation']} of {sizes} {call['dtype']}" if sizes else str(call["operation"])
     return f"{what} at {call['at']}"
+
+
+@cause(
+    family=FAMILY,
+    sees="Training with experts hangs, often at its end; the call that waits is right where it is.",
+    why="Tokens are exchanged chunk by chunk, as many as a rank has. Routing gives each rank "
+    "another number: the next step's exchange meets the last one of a slower rank, and the "
+    "rank with most of them waits in the end.",
+    confirm="Log the number of exchanges of each rank in a step.",
+    change="agree on the number of exchanges first",
+    fix="""
+chunks = torch.tensor(own_chunks)
+dist.all_reduce(chunks, op=dist.ReduceOp.MAX)
+for _ in range(int(chunks)):          # with nothing to send as well
+    exchange()
+""",
+    reported=("deepspeedai/DeepSpeed#5794",),
+)
+def moe_all_to_all_hang(evidence: Evidence) -> Diagnosis | None:
+    """Recognise ranks that wait in an exchange which others have made less often, and are through.
+
+    Which exchanges belong together is not seen: until the last one all calls fit each other.
+    """
+    found = undisturbed(evidence)
+    if found is None or found.kind != MISSING:
+        return None
+    stuck = next((call for rank in found.others if (call := found.calls[rank])), None)
+    if stuck is None or not stuck.operation.startswith("all_to_all"):
+        return None
+    made = {
+        rank: sum(
+            (call.via, call.operation) == (stuck.via, stuck.operation)
+            for calls in evidence.calls[rank].made.values()
+            for call in calls
+        )
+        for rank in (*found.odd, *found.others)
+        if rank in evidence.calls
+    }
+    fewer = [made[rank] for rank in found.odd if rank in made]
+    more = [made[rank] for rank in found.others if rank in made]
+    if not fewer or not min(fewer) or max(fewer) >= min(more, default=0):
+        return None
+    return Diagnosis(
+        strength=Strength.LIKELY,
+        because=(f"this exchange was made {each_rank(made)} times, and {waits(found)}",),
+        where=stuck.at,
+        ranks=found.odd,
+        explains=False,
+    )
