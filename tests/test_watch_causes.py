@@ -906,3 +906,43 @@ def test_a_loss_that_is_first_not_finite_on_one_rank(losses, sure):
     one = said.get("loss_not_finite_on_one_rank")
     assert (None if one is None else one.strength) == sure
     assert one is None or (one.ranks, one.step) == ((1,), 2)
+
+
+# Gradients that nothing is made of.
+
+CLEARED = {"cleared_before_step of optimizer 0": 1}
+
+
+@pytest.mark.parametrize(
+    ("each", "seen"),
+    [
+        # What the first update was made from is not known.
+        ([{}, *[CLEARED] * 3], True),
+        ([{}, *[CLEARED] * 2], False),
+        ([{}, *[CLEARED] * 9, {}], False),
+        # A step that is taken all the same after a batch whose loss is of no use.
+        ([{}, *[CLEARED | {"losses": [math.nan]}] * 4], False),
+        # The script makes its updates itself, and steps for the sake of a scheduler.
+        ([{}, *[CLEARED | {"parameters_written": 2}] * 4], False),
+        # Backward was made, and never reached a parameter of this optimizer.
+        ([{}] * 5, False),
+    ],
+)
+def test_an_optimizer_that_never_finds_a_gradient(each, seen):
+    events = [update(number, backwards=1, **fields) for number, fields in enumerate(each)]
+    cause = "gradients_cleared_before_step"
+    assert (cause in proven(evidence(events))) is seen
+    # A rank may hold no part of a split parameter, and so have no gradient.
+    usual = [update(number, backwards=1) for number in range(len(each))]
+    assert cause not in found(evidence(lambda rank: usual if rank == 1 else events))
+
+
+def test_an_optimizer_that_never_finds_a_gradient_beside_one_that_does():
+    events = [
+        update(number, optimizer=optimizer, backwards=1, **(CLEARED if not optimizer else {}))
+        for number in range(4)
+        for optimizer in (0, 1)
+    ]
+    assert "gradients_cleared_before_step" in proven(evidence(events))
+    other = [update(number, optimizer=1, backwards=1, **CLEARED) for number in range(4)]
+    assert "gradients_cleared_before_step" not in found(evidence(other))

@@ -42,11 +42,12 @@ class Observed:
         self._numbers = {}
         self._updates = {}
 
-    def step(self, optimizer):
+    def step(self, optimizer, closure=None):
         number = self._numbers.setdefault(id(optimizer), len(self._numbers))
         update = self._updates.get(number, 0)
         self.instruments.before_update(number, optimizer, update)
-        optimizer.step()
+        self._backward.before_update(number)
+        optimizer.step(closure)
         self._backward.after_update(number, optimizer)
         self.instruments.after_update(number)
         self._updates[number] = update + 1
@@ -429,6 +430,77 @@ def test_gradients_that_stay_are_told_from_those_that_somebody_writes(observed, 
             parameter.grad.data.mul_(0.0 if between == "zero_data" else 0.9)
     states = [event.get("gradients of optimizer 0", []) for event in observed.events("update")]
     assert sum(state == ["kept"] for state in states) == kept, states
+
+
+def no_op(*_):
+    """A hook, which may have brought the gradients."""
+
+
+@pytest.mark.parametrize(
+    ("loop", "cleared"),
+    [
+        ("cleared", 5),
+        ("usual", 0),
+        ("skipped", 1),
+        ("accumulates", 0),
+        ("other parameters", 0),
+        ("another optimizer", 0),
+        ("by hand", 0),
+        ("by hand, through data", 0),
+        ("in a hook of the gradient", 0),
+        ("hooked", 0),
+        ("own class", 0),
+    ],
+)
+def test_gradients_that_are_taken_away_before_the_update(observed, loop, cleared):
+    class Own(torch.optim.SGD):
+        """Might read gradients from elsewhere."""
+
+    net, optimizer = small()
+    other, again = nn.Linear(3, 2), torch.optim.SGD(net.parameters(), lr=0.1)
+    if loop == "own class":
+        optimizer = Own(net.parameters(), lr=0.1)
+    elif loop == "hooked":
+        optimizer.register_step_pre_hook(no_op)
+    elif loop == "in a hook of the gradient":
+        for parameter in net.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+    usual = {"usual", "accumulates"}
+    for step in range(6):
+        trained = other if loop == "other parameters" else net
+        trained(torch.ones(2, 3)).square().sum().backward()
+        if loop == "accumulates":
+            trained(torch.ones(2, 3)).square().sum().backward()
+        if loop.startswith("by hand"):
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    written = parameter.data if loop.endswith("data") else parameter
+                    written.sub_(parameter.grad, alpha=0.01)
+        if loop == "another optimizer":
+            observed.step(again)
+        if loop not in usual and (loop != "skipped" or step in (2, 3)):
+            optimizer.zero_grad()
+        observed.step(optimizer)
+        optimizer.zero_grad()
+    found = [e for e in observed.events("update") if any(k.startswith("cleared") for k in e)]
+    # That of the first update without a gradient is not known: until then nobody looks.
+    assert len(found) == cleared
+
+
+def test_a_closure_makes_its_gradients_inside_of_the_step(observed):
+    net, optimizer = small()
+    optimizer.register_step_post_hook(lambda *_: optimizer.zero_grad())
+
+    def closure():
+        loss = net(torch.ones(2, 3)).square().sum()
+        loss.backward()
+        return loss
+
+    for _ in range(5):
+        observed.step(optimizer, closure)
+    for event in observed.events("update"):
+        assert event["backwards"] == 1
+        assert "cleared_before_step of optimizer 0" not in event
 
 
 # Ownership and checkpoints.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -134,6 +135,46 @@ def gradients_not_cleared(evidence: Evidence) -> Diagnosis | None:
                     explains=False,
                 )
     return None
+
+
+@cause(
+    family="schedule",
+    sees="The loss stays where it began; nothing fails.",
+    why="Gradients are cleared between backward and the update, and an optimizer leaves a "
+    "parameter without a gradient as it is.",
+    confirm="Print p.grad of one parameter right before optimizer.step(): it is None.",
+    change="call optimizer.zero_grad() before the backward pass, or after the update",
+    fix="""
+optimizer.zero_grad()
+loss.backward()
+optimizer.step()                   # nothing in between takes gradients away
+""",
+)
+def gradients_cleared_before_step(evidence: Evidence) -> Diagnosis | None:
+    """Recognise an optimizer that never finds the gradients that backward had left."""
+    for number in sorted({u["optimizer"] for r in evidence.ranks for u in evidence.updates(r)}):
+        cleared = f"cleared_before_step of optimizer {number}"
+        # What the first update was made from is not known.
+        windows = [list(evidence.updates(rank, number))[1:] for rank in evidence.ranks]
+        if all(len(of) >= _FEWEST and all(_in_vain(w, cleared) for w in of) for of in windows):
+            first = windows[0][0]
+            return Diagnosis(
+                strength=Strength.PROVEN,
+                because=(
+                    f"at {len(windows[0])} of {len(windows[0])} updates no parameter had a "
+                    "gradient, and backward had left some",
+                ),
+                where=next(iter(first.get("backward_at", ())), None),
+                step=first["update"],
+                explains=False,
+            )
+    return None
+
+
+def _in_vain(window: Event, cleared: str) -> bool:
+    """Say whether an update was made from nothing, and not to skip a batch, and not by hand."""
+    finite = all(math.isfinite(loss) for loss in window.get("losses", ()))
+    return bool(window.get(cleared)) and finite and not window.get("parameters_written")
 
 
 @cause(

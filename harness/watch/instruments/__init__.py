@@ -46,6 +46,7 @@ class Instruments:
         ]
         safely = context.safely
         # Made once: they are called at every update.
+        self._backward_before = safely("backward passes", self._backward.before_update)
         self._describe_wrappers = safely("wrappers", self._wrappers.before_update)
         self._parameters_before = safely("parameters", self._parameters.before_update)
         self._parameters_after = safely("parameters", self._parameters.after_update)
@@ -80,6 +81,7 @@ class Instruments:
     def before_update(self, number: int, optimizer: torch.optim.Optimizer, update: int) -> None:
         """Note that an optimizer is about to make an update."""
         self._bookkeeping.before_update(number, optimizer, update)
+        self._backward_before(number)
         self._describe_wrappers()
         self._look(number, update)
 

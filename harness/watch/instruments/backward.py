@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -72,6 +73,30 @@ class _Gradient:
         return elements
 
 
+class _Without:
+    """The parameters of an optimizer whose last update found no gradient at all."""
+
+    def __init__(self, held: Iterable[torch.Tensor]) -> None:
+        self._held = [weakref.ref(parameter) for parameter in held]
+        self._began_with = self._beginnings()
+
+    def has_gradient(self) -> bool:
+        return any((p := one()) is not None and p.grad is not None for one in self._held)
+
+    def unchanged(self) -> bool:
+        """Say whether no script has made the update by hand: `p.data` raises no version.
+
+        On a GPU this waits for it: ask only where no gradient is left of those that there were.
+        """
+        now = self._beginnings()
+        same = len(now) == len(self._began_with)
+        return same and all(map(torch.equal, now, self._began_with))
+
+    def _beginnings(self) -> list[torch.Tensor]:
+        alive = [p for one in self._held[:_ELEMENTS] if (p := one()) is not None]
+        return [local_part(p).detach().reshape(-1)[:_ELEMENTS].clone() for p in alive]
+
+
 class Backward:
     """Observes `torch.autograd.backward`, through which `Tensor.backward` goes as well."""
 
@@ -80,6 +105,8 @@ class Backward:
         self._context = context
         self._patches = Patches()
         self._gradients: dict[int, _Gradient] = {}
+        self._without: dict[int, _Without] = {}
+        """Optimizers of torch's own whose last update found no gradient at all."""
         self._depth = 0
         self._patches.around(
             torch.autograd,
@@ -92,13 +119,25 @@ class Backward:
         """Put torch's own function back."""
         self._patches.close()
 
+    def before_update(self, number: int) -> None:
+        """Note an update without a gradient although backward had left some."""
+        known, window = self._without.get(number), self._context.window
+        left = window.so_far().get(_left_for(number))
+        if known is not None and left and not known.has_gradient() and known.unchanged():
+            window.count(f"cleared_before_step of optimizer {number}")
+
     def after_update(self, number: int, optimizer: torch.optim.Optimizer) -> None:
         """Remember the gradients that an update was made from."""
+        self._without.pop(number, None)
         known = self._gradients.get(number)
         if known is None or (parameter := known.parameter()) is None or parameter.grad is None:
             held = parameters_of(optimizer)
             first = next((p for p in held if p.grad is not None), None)
             if first is None:
+                # Other classes may take gradients from elsewhere, and so may a hook bring them.
+                own = type(optimizer).__module__.startswith("torch.optim.")
+                if own and not optimizer._optimizer_step_pre_hooks:
+                    self._without[number] = _Without(held)
                 return
             known = self._gradients[number] = _Gradient(number, first)
         # Where nothing takes the gradients away, whether somebody shrinks them is worth a look.
@@ -142,6 +181,14 @@ class Backward:
                 state = "touched"
             self._context.window.add(gradient.name, state)
             gradient.look()
+        for number, known in self._without.items():
+            if known.has_gradient():
+                self._context.window.count(_left_for(number))
+
+
+def _left_for(number: int) -> str:
+    """Return the name of the counter of backward passes that leave an optimizer gradients."""
+    return f"backwards_with_gradients of optimizer {number}"
 
 
 def loss_of(tensors: Any) -> torch.Tensor | None:
