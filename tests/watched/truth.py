@@ -161,7 +161,7 @@ def places(name: str, params: Mapping[str, Any]) -> dict[str, Place]:
     evaluation = Place(
         step=1, phase="evaluation", tensors=("0.running_mean", "1.running_mean"), odd=()
     )
-    observed = Place(step=1, phase="evaluation", tensors=())
+    observed = Place(step=1, phase="evaluation", tensors=("0.scale", "0.zero_point"))
     thaw = Place(step=params.get("frozen", 0), phase="gradients", tensors=("0.bias", "0.weight"))
     unequal = Place(step=0, phase="start", tensors=("0.weight",))
     return {
