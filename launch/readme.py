@@ -1,7 +1,8 @@
 """`python -m launch.readme`: write scenarios into README.md, verdicts into scenarios/README.md.
 
 README.md has their names by family; what each has found is in scenarios/README.md, where a
-scenario's newest sound run under results/ supplies headline, effect and floor. `--check` only says whether claims and findings there are those of the scenarios as they are now.
+scenario's newest sound run under results/ supplies headline, effect and floor. `--check` only says
+whether claims and findings there are those of the scenarios as they are now.
 Exit codes: 0 written or up to date, 2 out of date, 12 a scenario has not been run.
 """
 
