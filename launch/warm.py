@@ -85,11 +85,19 @@ class Warm:
     @staticmethod
     def heat() -> None:
         """Start the server now, so that it imports while the caller does something else."""
-        paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        before = os.environ.get("PYTHONPATH")
+        paths = [str(ROOT), *(before or "").split(os.pathsep)]
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-        forkserver.set_forkserver_preload(["launch.preload"])
-        forkserver.ensure_running()
+        try:
+            forkserver.set_forkserver_preload(["launch.preload"])
+            forkserver.ensure_running()
+        finally:
+            # The server has it, and its ranks; whatever else this process starts is others'.
+            if before is None:
+                del os.environ["PYTHONPATH"]
+            else:
+                os.environ["PYTHONPATH"] = before
 
     def start(self, plan: Plan, layout: Layout, arms: Sequence[str], batch: int) -> WarmRanks:
         """Fork one process a rank.
