@@ -106,13 +106,13 @@ def hangs_at_once(t: Tables) -> Finding:
 @mechanism(HOLDS)
 def steps_are_mixed(t: Tables) -> Finding:
     """Until then experts are given tokens of two steps at once."""
-    t.require("own")
+    chunks = set(map(tuple, chunks_of(t)))
     got = [t.series("own", "received", rank=r) for r in t.ranks("own")]
-    through = range(min(map(len, got)))
-    totals = [sum(series[step] for series in got) for step in through]
-    odd = [step for step in through if totals[step] != t.root_params["tokens"]]
+    totals = [sum(series[step] for series in got) for step in range(min(map(len, got)))]
+    odd = [total for total in totals if total != t.root_params["tokens"]]
     reason = f"{t.root_params['tokens']} tokens are sent in each step, received are {totals}"
-    return (holds if odd else refuted)(reason, effect=float(len(odd)), unit="steps")
+    verdict = holds if odd else unknown if len(chunks) > 1 else refuted
+    return verdict(reason, effect=float(len(odd)), unit="steps")
 
 
 @remedy(HOLDS, source="deepspeedai/DeepSpeed#5794")
