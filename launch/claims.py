@@ -23,7 +23,7 @@ from rich.text import Text
 from harness.errors import HarnessError
 from harness.plan import write_text
 from harness.report import terminal
-from harness.report.wording import number
+from harness.report.wording import against
 from launch import newest
 from launch.statements import (
     NOT_HERE,
@@ -248,15 +248,9 @@ def _sizes(row: Row) -> list[str]:
 def _size(finding: Mapping[str, Any] | None) -> str:
     if finding is None:
         return "–"
-    effect, floor = finding["effect"], finding["floor"]
-    if effect is None:
-        return "exact" if floor is None else "–"
-    against = "exact" if floor is None else f"floor {_number(floor)}"
-    return f"{_number(effect)}, {against}"
-
-
-def _number(value: Any) -> str:
-    return number(value) if isinstance(value, int | float) else str(value)
+    if finding["effect"] is None:
+        return "exact" if finding["floor"] is None else "–"
+    return against(finding)
 
 
 def _sentence(statement: Statement) -> str:

@@ -19,14 +19,11 @@ from harness.record import Stream
 from harness.scenario import Kind, Outcome, Role
 from harness.tables import Tables
 from harness.verdict import Conclusion, Verdict, decide
+from launch.newest import own
 from tests.launching import ROOT, environment, launch, verdict_of
 
 HERE = scenarios.folders()[0]
-SMALL = [
-    name
-    for name in scenarios.names()
-    if (HERE / f"{name}.py").exists() and not (HERE / f"_{name}").is_dir()
-]
+SMALL = [name for name in own() if not (HERE / f"_{name}").is_dir()]
 LONGEST = 150
 """Lines of a scenario that is to be taken in at a glance."""
 Streams = dict[str, dict[int, Stream]]

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from harness.plan import write_text
 from harness.report.markup import cut, text
-from harness.report.wording import DASH, number
+from harness.report.wording import DASH, against
 
 _ASSETS = Path(__file__).parent / "assets"
 _SIGNS = {"holds": "✓", "refuted": "✕", "unknown": "?"}
@@ -236,16 +236,10 @@ def _finding(finding: Mapping[str, Any] | None) -> str:
     off = outcome != finding["expects"]
     size = ""
     if finding["effect"] is not None:
-        floor = finding["floor"]
-        against = "exact" if floor is None else f"floor {_number(floor)}"
-        size = f"<small>{_number(finding['effect'])}, {against}</small>"
+        size = f"<small>{text(against(finding))}</small>"
     expected = f"<small>expected {finding['expects']}</small>" if off else ""
     sign = _SIGNS.get(outcome, "")
     return (
         f'<span class="outcome {outcome}{" off" if off else ""}">'
         f'<span aria-hidden="true">{sign}</span> {outcome}</span>{size}{expected}'
     )
-
-
-def _number(value: Any) -> str:
-    return number(value) if isinstance(value, int | float) else text(value)

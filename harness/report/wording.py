@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from harness.errors import MissingRecord
 from harness.scenario import Claim, Finding, Outcome, Scenario, unknown
@@ -79,6 +80,17 @@ def number(value: float | None, digits: int = 3) -> str:
     text = f"{value:.{digits}g}"
     mantissa, e, exponent = text.partition("e")
     return f"{mantissa}e{int(exponent)}" if e else text
+
+
+def figure(value: float | str) -> str:
+    """Return a figure of verdict.json, in which what is not finite is text."""
+    return value if isinstance(value, str) else number(value)
+
+
+def against(finding: Mapping[str, Any]) -> str:
+    """Return the effect of a finding of verdict.json that has one, and what it stands against."""
+    floor = finding["floor"]
+    return f"{figure(finding['effect'])}, {'exact' if floor is None else f'floor {figure(floor)}'}"
 
 
 def rank_list(ranks: Iterable[int]) -> str:

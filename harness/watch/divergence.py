@@ -138,7 +138,7 @@ def divergence(look: Look, index: int) -> Divergence | None:
     sampled = step > 0 and any(e.sampled for e in entries)
     parts = [e.parts for entries, _ in seen.values() for e in entries if e.name in names]
     # Whatever is read most often dates the others.
-    first = earliest(step, min(parts, default=0)) if min(parts, default=0) else step
+    first = earliest(step, min(parts, default=0))
     since = first if first < step else None
     return _made(step, PARAMETERS, due, seen, sampled=sampled, since=since)
 

@@ -18,8 +18,10 @@ def earliest(update: int, parts: int) -> int:
 
     Args:
         update: its number.
-        parts: in how many parts it is read in turn.
+        parts: in how many parts it is read in turn; 0 = whole, every time.
     """
+    if not parts:
+        return update
     window = range(update - 1, update - parts, -1)
     last_full = next((one for one in window if is_sparse(one)), -1)
     return max(0, last_full + 1, update - parts + 1)

@@ -12,22 +12,19 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from omegaconf import OmegaConf
 
 import scenarios
-from tests.launching import ROOT
+from launch.compose import values
 from tests.watched.arms import TIMEOUT_S, run_arm
 
 
 def main() -> None:
     """Be one of its ranks; those that it has no use for end at once."""
     scenario, arm, out = sys.argv[1:]
-    params = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "scenario" / f"{scenario}.yaml"))
-    assert isinstance(params, dict)
     torch.set_num_threads(1)
     assert scenarios.load(scenario).arm(arm).isolated
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
-    run_arm(Path(out), scenario, arm, {str(key): value for key, value in params.items()})
+    run_arm(Path(out), scenario, arm, values(scenario))
 
 
 if __name__ == "__main__":

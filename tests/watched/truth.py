@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import OmegaConf
-
 import scenarios
 from harness.scenario import Role, Scenario
-from tests.launching import ROOT
+from launch.compose import values
+from launch.newest import own
 from tests.watched.programs.bare import RIGHT, WRONG, hangs, stated
 
 
@@ -263,20 +262,15 @@ def alone(only: Sequence[str] = ()) -> dict[str, Truth]:
 
 
 def _own_scenarios(only: Sequence[str]) -> list[str]:
-    own = scenarios.folders()[0]
-    names = [name for name in scenarios.names() if (own / f"{name}.py").exists()]
-    if not only:
-        return names
-    return [n for n in names if any(n.startswith(word.partition("/")[0]) for word in only)]
+    heads = tuple(word.partition("/")[0] for word in only) or ("",)
+    return [name for name in own() if name.startswith(heads)]
 
 
 def _of_scenario(name: str, *, isolated: bool = False) -> dict[str, Truth]:
     scenario = scenarios.load(name)
     if scenario.min_ranks == 1:
         return {}  # Of one process: there are no ranks to compare.
-    params = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "scenario" / f"{name}.yaml"))
-    assert isinstance(params, dict)
-    typed = {str(key): value for key, value in params.items()}
+    typed = values(name)
     where = places(name, typed)
     found = {}
     for arm in scenario.arms:

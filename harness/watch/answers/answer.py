@@ -92,10 +92,11 @@ def _titled(title: str, lines: list[str]) -> list[str]:
 def headline(found: Divergence) -> str:
     """Return what differs, where and when, in a line."""
     first = found.differences[0]
+    span = f"{found.step}" if found.since is None else f"{found.since} to {found.step}"
     where = {
         START: "before the first step",
         EVALUATION: f"evaluation after {found.step} updates",
-    }.get(found.phase, "step " + " to ".join(map(str, sorted({*found.steps[:1], found.step}))))
+    }.get(found.phase, f"step {span}")
     more = len(found.differences) - 1
     others = f" and {more} more of {found.compared}" if more else f", 1 of {found.compared}"
     return f"{where}: {who(first)} in {what(first)}{others}"

@@ -83,10 +83,7 @@ class Digester:
         if not tensors:
             return list(before)
         with torch.no_grad(), _no_modes():
-            if part is None:
-                dense = [None if t is None else _dense(t, sampled=sampled) for t in tensors]
-            else:
-                dense = _parts(tensors, part)
+            dense = _read(tensors, sampled=sampled, part=part)
             devices = list(dict.fromkeys([t.device for t in dense if t is not None])) or [_CPU]
             if devices == [_CPU] and "cpu" not in _DEFERRED:
                 return [*before, *self._plan(dense, _CPU).numbers(dense)]
@@ -116,7 +113,7 @@ class Digester:
             part: as in `later`, of the second ones.
         """
         with torch.no_grad(), _no_modes():
-            held = [None if t is None else _dense(t, sampled=True) for t in first]
+            held = _read(first, sampled=True)
             size = 0
             for tensor in held:
                 size += 0 if tensor is None else tensor.nbytes if tensor.is_cpu else STAGED + 1
@@ -128,7 +125,7 @@ class Digester:
             # Of the second ones only the sizes count, and all parts of a tensor have the same.
             if self._waited != key:
                 self._waited = key
-                self._waiting = self._plan([*held, *_parts(then, part)], _CPU, staged=count)
+                self._waiting = self._plan([*held, *_read(then, part=part)], _CPU, staged=count)
             assert self._waiting is not None
             self._waiting.stage(held)
             return Staged(self._waiting, count, part)
@@ -157,7 +154,7 @@ class Staged:
     def finish(self, tensors: Sequence[torch.Tensor | None]) -> tuple[list[int], list[int]]:
         """Return the digests of what was copied, and of these."""
         with torch.no_grad(), _no_modes():
-            found = self._plan.numbers(_parts(tensors, self._part), self._count)
+            found = self._plan.numbers(_read(tensors, part=self._part), self._count)
         return found[: self._count], found[self._count :]
 
 
@@ -174,15 +171,13 @@ def _without_modes():  # type: ignore[no-untyped-def]  # noqa: ANN202
         yield
 
 
-def _parts(tensors: Sequence[torch.Tensor | None], part: int | None) -> list[torch.Tensor | None]:
-    found: list[torch.Tensor | None] = []
-    for tensor in tensors:
-        if tensor is not None:
-            if part is not None:
-                tensor = part_of(tensor, part)
-            tensor = _dense(tensor, sampled=False)
-        found.append(tensor)
-    return found
+def _read(
+    tensors: Sequence[torch.Tensor | None], *, sampled: bool = False, part: int | None = None
+) -> list[torch.Tensor | None]:
+    """Return what is to be read of each tensor."""
+    if part is not None:
+        tensors = [None if t is None else part_of(t, part) for t in tensors]
+    return [None if t is None else _dense(t, sampled=sampled) for t in tensors]
 
 
 def _dense(tensor: torch.Tensor, *, sampled: bool) -> torch.Tensor:

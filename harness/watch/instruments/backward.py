@@ -107,7 +107,6 @@ class Backward:
         self._gradients: dict[int, _Gradient] = {}
         self._without: dict[int, _Without] = {}
         """Optimizers of torch's own whose last update found no gradient at all."""
-        self._depth = 0
         self._patches.around(
             torch.autograd,
             "backward",
@@ -122,8 +121,9 @@ class Backward:
     def before_update(self, number: int) -> None:
         """Note an update without a gradient although backward had left some."""
         known, window = self._without.get(number), self._context.window
-        left = window.so_far().get(_left_for(number))
-        if known is not None and left and not known.has_gradient() and known.unchanged():
+        if known is None or not window.so_far().get(_left_for(number)):
+            return
+        if not known.has_gradient() and known.unchanged():
             window.count(f"cleared_before_step of optimizer {number}")
 
     def after_update(self, number: int, optimizer: torch.optim.Optimizer) -> None:
