@@ -206,6 +206,30 @@ print(json.dumps([len(batch.exits) for batch in batches]))
 """
 
 
+@pytest.mark.parametrize("before", [None, "/somewhere/else"])
+def test_the_warm_server_leaves_the_import_path_of_others_alone(before):
+    program = """
+import os
+from launch.warm import Warm
+
+engine = Warm()
+before = os.environ.get("PYTHONPATH")
+engine.heat()
+print(os.environ.get("PYTHONPATH") == before)
+engine.close()
+"""
+    kept = {name: value for name, value in environment().items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=kept if before is None else kept | {"PYTHONPATH": before},
+        capture_output=True,
+        text=True,
+        timeout=GIVE_UP_S,
+    )
+    assert done.stdout.strip() == "True", done.stderr
+
+
 def test_thirty_warm_runs_of_two_ranks_end_without_an_abort(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", MANY, str(tmp_path), "sum", "2", "30"],

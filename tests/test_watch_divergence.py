@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from harness.watch.answers import closing
 from harness.watch.answers.answer import evidence, headline, who
 from harness.watch.divergence import differences, divergence, from_json, rank_local, to_json
+from harness.watch.exit_codes import NOT_OBSERVED
 from harness.watch.layout import GRADIENTS, PARAMETERS, START, Entry, index_of, place_of
 
 NAMES = ("a", "b", "c")
@@ -241,3 +245,27 @@ def test_what_a_rank_lacks_is_a_difference_and_not_agreement():
 def test_a_divergence_survives_json():
     found = first(run(grads={(1, "b", 0): 8}, params={(1, "b", 0): 8}))
     assert from_json(to_json(found)) == found
+
+
+def test_where_each_rank_has_layers_of_its_own_nothing_is_replicated():
+    def look(index):
+        kind = "gradient" if place_of(index)[1] == GRADIENTS else "parameter"
+        return {
+            rank: (
+                tuple(Entry(name=n, kind=kind, shape=(2,), dtype="float32") for n in names),
+                (7, 7),
+            )
+            for rank, names in enumerate((("stage0.a", "stage0.b"), ("stage1.a", "stage1.b")))
+        }
+
+    watcher = SimpleNamespace(
+        world_size=2, peers=[0, 1], rank=0, exchange_of=lambda _: SimpleNamespace(look=look)
+    )
+    ends = {
+        rank: {"failed": None, "optimizers": [{"updates": 3, "parameters": 2, "sharded": 0}]}
+        for rank in (0, 1)
+    }
+    notes = []
+    code, said = closing._nothing_found(watcher, ends, notes)
+    assert (code, said) == (NOT_OBSERVED, "could not observe: no parameter is replicated")
+    assert notes[0].startswith("4 parameters were not compared")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.causes import Strength, diagnose
 from harness.watch.evidence import Evidence
 from harness.watch.hangs.pairing import (
     EXTRA,
@@ -241,7 +242,10 @@ def test_a_torch_without_a_recorder_is_watched_all_the_same(monkeypatch):
 # What follows is made up: calls as `operation@line`, with a size where it matters.
 
 
-def calls(words, *, first=1, group="0", members=(), waits=False):
+OPERATIONS = {"r": "all_reduce", "b": "broadcast", "w": "barrier", "a": "all_to_all"}
+
+
+def calls(words, *, first=1, group="0", members=(), waits=False, path="train.py"):
     made = []
     for number, word in enumerate(words.split(), start=first):
         operation, _, rest = word.partition("@")
@@ -250,11 +254,11 @@ def calls(words, *, first=1, group="0", members=(), waits=False):
             Call(
                 group=group,
                 number=number,
-                operation={"r": "all_reduce", "b": "broadcast", "w": "barrier"}[operation],
+                operation=OPERATIONS[operation],
                 shapes=((int(size or 4),),),
                 dtypes=("float32",),
                 # Line 0 stands for a thread of the backend, where no line is known.
-                via=(Frame("train.py", int(at), "main"),) if int(at) else (),
+                via=(Frame(path, int(at), "main"),) if int(at) else (),
                 time=float(number),
             )
         )
@@ -349,6 +353,53 @@ def stall(**about):
 def test_a_rank_that_goes_on_may_still_come(stalls, ends, stuck):
     evidence = Evidence(world_size=2, ranks=(0, 1), journals={}, stalls=stalls, ends=ends)
     assert is_stuck(evidence) is stuck
+
+
+def stuck(*sides, path="train.py", gone=True):
+    """What is left of ranks that made these calls; the last one is through, or is not."""
+    records = {rank: calls(side, path=path) for rank, side in enumerate(sides)}
+    last = len(sides) - 1
+    return Evidence(
+        world_size=len(sides),
+        ranks=tuple(records),
+        journals={rank: () for rank in records},
+        stalls={rank: stall(waiting=True) for rank in records if rank != last},
+        ends={last: {"code": 0}} if gone else {},
+        calls=records,
+        unpaired=first_unpaired(records),
+    )
+
+
+def diagnosed(evidence):
+    return {one.cause: one for one in diagnose(evidence) if one.strength > Strength.FACT}
+
+
+@pytest.mark.parametrize(
+    ("sides", "gone", "named"),
+    [
+        (("a@2 a@2 a@2", "a@2 a@2 a@2", "a@2 a@2"), True, True),
+        # It may still come.
+        (("a@2 a@2 a@2", "a@2 a@2 a@2", "a@2 a@2"), False, False),
+        # It never made this one: nobody knows that it was to.
+        (("a@2 a@2 a@2", "a@2 a@2 a@2", "a@3 a@3"), True, False),
+        # Any other collective is as often as the loop is gone through.
+        (("r@2 r@2 r@2", "r@2 r@2 r@2", "r@2 r@2"), True, False),
+    ],
+)
+def test_exchanges_that_a_rank_makes_less_often_than_others(sides, gone, named):
+    found = diagnosed(stuck(*sides, gone=gone)).get("moe_all_to_all_hang")
+    assert (found is not None) is named
+    if found is not None:
+        assert (found.strength, found.ranks, found.where) == (Strength.LIKELY, (2,), "train.py:2")
+        assert "3 on rank 0, 3 on rank 1, 2 on rank 2" in found.because[0].replace("times", "")
+
+
+@pytest.mark.parametrize(("before", "named"), [("r@2 r@2", True), ("r@3 r@3", False)])
+def test_a_loop_that_is_over_has_made_its_calls_in_the_rounds_before(tmp_path, before, named):
+    path = tmp_path / "train.py"
+    path.write_text("for batch in shards[rank]:\n    step(batch)\nsave()\n")
+    sides = ("r@2 r@2 r@2", "r@2 r@2 r@2", before)
+    assert ("uneven_inputs" in diagnosed(stuck(*sides, path=str(path)))) is named
 
 
 SCRIPT = """\

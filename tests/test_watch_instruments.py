@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import pytest
@@ -18,6 +19,7 @@ from harness.watch.instruments.backward import Backward
 from harness.watch.instruments.bookkeeping import Bookkeeping
 from harness.watch.instruments.by_hand import ByHand
 from harness.watch.instruments.context import Context
+from harness.watch.instruments.forward import ForwardHook
 from harness.watch.instruments.loss_terms import terms
 from harness.watch.instruments.random_state import random_state
 from harness.watch.instruments.rows import Choice, batch_of, row_digests, sample_digests
@@ -403,6 +405,34 @@ def test_the_losses_of_an_update_are_in_its_window_with_their_scale(observed):
     (window,) = observed.events("update")
     assert window["loss_terms"] == [[["MseLoss", 2.0, 4.0, 8.0, True, False, [["Mul", 8.0]]]]]
     assert window["loss_scales"] == [8.0]
+
+
+# Instruments that fail.
+
+
+@pytest.mark.parametrize("way", ["patch", "hook"])
+def test_an_instrument_that_fails_is_called_once_and_named(observed, way):
+    asked = []
+
+    def fails(*_, **__):
+        asked.append(1)
+        raise ValueError("broken")
+
+    net, _ = small()
+    if way == "hook":
+        net.register_forward_pre_hook(ForwardHook(observed.context, "of the test", fails))
+        look = functools.partial(net, torch.ones(2, 3))
+    else:
+        look = observed.context.safely("of the test", fails)
+    for _ in range(3):
+        look()
+    assert len(asked) == 1
+    assert observed.notes == ["no longer observed: of the test (ValueError: broken)"]
+    # What is closed is not called at all.
+    other = observed.context.safely("another", fails)
+    observed.context.closed = True
+    other()
+    assert len(asked) == 1
 
 
 # Gradients between updates.

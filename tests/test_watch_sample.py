@@ -175,6 +175,14 @@ def test_gradients_that_wait_have_the_digests_that_they_had(part):
     assert alone.stage(gradients, parameters, part).finish(parameters)[0] != due
 
 
+def test_what_waits_in_turns_whole_and_in_parts_is_digested_as_it_is():
+    gradients, parameters = ([torch.randn(shape) for shape in SHAPES] for _ in range(2))
+    digester = Digester()
+    for part in (None, 1, None, 2, 3):
+        due = digester(gradients, sampled=True), digester.later(parameters, part=part)
+        assert digester.stage(gradients, parameters, part).finish(parameters) == due
+
+
 def test_much_does_not_wait():
     many = [torch.randn(FROM // 4 - 1) for _ in range(6)]
     assert Digester().stage(many, many, None) is None

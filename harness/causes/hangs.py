@@ -96,8 +96,7 @@ def uneven_inputs(evidence: Evidence) -> Diagnosis | None:
     batches = _uneven(evidence, found)
     if not over or (not batches and any(loop.left_by is not None for loop in left)):
         return None
-    stuck = next((found.calls[rank] for rank in found.others if found.calls[rank]), None)
-    if not batches and stuck is not None and not calls_at(evidence, found.odd, stuck):
+    if not batches and not calls_at(evidence, found.odd, found.expected):
         # Nor did they call it in the rounds before: it is no part of what all ranks do in the loop.
         return None
     loop = over[-1]

@@ -11,6 +11,7 @@ from harness.causes.hangs import rank0_only_collective
 from harness.causes.parallel import reduced_in_another_order
 from harness.causes.unpaired import (
     FAMILY,
+    cannot_come,
     failed_ranks,
     has_left,
     is_the_other_branch,
@@ -160,8 +161,10 @@ def moe_all_to_all_hang(evidence: Evidence) -> Diagnosis | None:
     found = undisturbed(evidence)
     if found is None or found.kind != MISSING:
         return None
-    stuck = next((call for rank in found.others if (call := found.calls[rank])), None)
-    if stuck is None or not stuck.operation.startswith("all_to_all"):
+    if not all(cannot_come(evidence, rank) for rank in found.odd):
+        return None
+    stuck = found.expected
+    if not stuck.operation.startswith("all_to_all"):
         return None
     made = {
         rank: sum(

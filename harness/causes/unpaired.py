@@ -115,13 +115,14 @@ def has_left(evidence: Evidence) -> tuple[Unpaired, list[Loop]] | None:
         return None
     if found.kind == PARTED and found.fits():
         return None
-    if found.kind == MISSING and not all(_cannot_come(evidence, rank) for rank in found.odd):
+    if found.kind == MISSING and not all(cannot_come(evidence, rank) for rank in found.odd):
         return None
     left = loops_that_were_left(evidence, found)
     return (found, left) if left else None
 
 
-def _cannot_come(evidence: Evidence, rank: int) -> bool:
+def cannot_come(evidence: Evidence, rank: int) -> bool:
+    """Say whether a rank that has not called will not do so any more."""
     stall = evidence.stalls.get(rank, {})
     return rank in evidence.ends or bool(stall.get("waiting") or stall.get("still"))
 
