@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -21,6 +22,11 @@ CASES = ROOT / "tests" / "cases"
 T = TypeVar("T")
 GIVE_UP_S = 240
 """When a command that should have ended long ago is killed; no test waits for it to pass."""
+
+
+def heed_ctrl_c() -> None:
+    """Undo, in a process that is being started, what a shell does to those in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -7,13 +7,21 @@ import os
 import signal
 import subprocess
 import sys
-from functools import partial
 from xml.etree import ElementTree
 
 import pytest
 
 from harness.plan import Layout
-from tests.launching import CASES, GIVE_UP_S, MARK, ROOT, assert_no_orphans, environment, wait_for
+from tests.launching import (
+    CASES,
+    GIVE_UP_S,
+    MARK,
+    ROOT,
+    assert_no_orphans,
+    environment,
+    heed_ctrl_c,
+    wait_for,
+)
 
 THROWS = """
 from dataclasses import dataclass
@@ -68,8 +76,7 @@ def start(results, mine, *words):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # What a shell starts in the background ignores Ctrl-C, and so would this.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=heed_ctrl_c,
     )
 
 

@@ -20,6 +20,7 @@ from tests.launching import (
     ROOT,
     assert_no_orphans,
     environment,
+    heed_ctrl_c,
     launch,
     layouts,
     processes,
@@ -150,6 +151,7 @@ def begin(results, *arguments, **more):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=heed_ctrl_c,
     )
 
 
@@ -178,7 +180,11 @@ def test_ctrl_c_while_the_warm_server_imports_prints_no_traceback(tmp_path):
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     code = "import launch.preload"
     server = subprocess.Popen(
-        [sys.executable, "-c", code], env=env, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code],
+        env=env,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_ctrl_c,
     )
     wait_for((tmp_path / "there").exists, "the import to begin")
 

@@ -15,6 +15,7 @@ import pytest
 
 from harness.plan import Layout
 from launch.runs import read_json
+from tests.launching import heed_ctrl_c
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULE = '''
@@ -79,6 +80,7 @@ def sweep(tmp_path):
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=heed_ctrl_c,
         )
 
     return start

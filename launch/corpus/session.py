@@ -62,7 +62,7 @@ class Session:
             for case, blank in zip(self.cases, map(_blank, self.cases), strict=True)
         )
         self.environment: Mapping[str, Any] = before.environment if before else {}
-        self._saved = 0.0
+        self._saved, self._unsaved = 0.0, False
 
     def _compose(self, results: Path) -> list[Case]:
         typed = self.typed
@@ -138,6 +138,8 @@ class Session:
         with terminal.bar(self.out) as show:
 
             def tick() -> None:
+                # What is through is not to wait for the next one, which may hang for long.
+                self._save(folder, now=False)
                 names = listed([f"{case.name} {case.gpus}" for case in pool.under_way])
                 spent = time.monotonic() - begun
                 rest = spent / through * (total - through) if through else 0.0
@@ -150,7 +152,7 @@ class Session:
                 if pool.stop.is_set() and broken:
                     ended = _blank(case, state=INTERRUPTED, problem=ended.problem, run=ended.run)
                 self.entries = replaced(self.entries, ended)
-                self._save(folder, now=False)
+                self._unsaved = True
                 table.line(self.out, through, total, ended)
                 tick()
 
@@ -168,9 +170,9 @@ class Session:
         )
 
     def _save(self, folder: Path, *, now: bool) -> None:
-        if now or time.monotonic() - self._saved > SAVE_S:
+        if now or (self._unsaved and time.monotonic() - self._saved > SAVE_S):
             self._record().write(folder)
-            self._saved = time.monotonic()
+            self._saved, self._unsaved = time.monotonic(), False
 
     def _conclude(self, folder: Path, *, stopped: bool) -> int:
         self._save(folder, now=True)
