@@ -17,7 +17,9 @@ zero.
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -36,15 +38,30 @@ _DEFERRED = ("cuda",)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
+_Form = tuple[object, ...]
+_Key = tuple[bool, list[_Form | None], list[_Form | None]]
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """How tensors of such forms are staged."""
+
+    key: _Key
+    plan: Plan | None
+    """None if they are not."""
+    first_as_is: bool
+    """Whether there is nothing to convert, nor to leave out, before they are copied."""
+    then_as_is: bool
+
+
 class Digester:
     """Digests lists of tensors; keeps buffers for the lists it has seen."""
 
     def __init__(self) -> None:
         """Start with no buffers."""
         self._plans: dict[tuple[object, ...], Plan] = {}
-        self._waited: tuple[object, ...] = ()
-        self._waiting: Plan | None = None
-        """The plan of what was staged last, and what it was made for."""
+        self._waiting: _Waiting | None = None
+        """What was staged last."""
 
     def __call__(
         self, tensors: Sequence[torch.Tensor | None], *, sampled: bool = False
@@ -113,22 +130,36 @@ class Digester:
             part: as in `later`, of the second ones.
         """
         with torch.no_grad(), _no_modes():
-            held = _read(first, sampled=True)
-            size = 0
-            for tensor in held:
-                size += 0 if tensor is None else tensor.nbytes if tensor.is_cpu else STAGED + 1
-            if size > STAGED or not all(t is None or t.is_cpu for t in then):
+            key = (part is None, _forms(first), _forms(then))
+            if self._waiting is None or self._waiting.key != key:
+                self._waiting = self._wait_for(key, first, then, part)
+            waiting = self._waiting
+            if waiting.plan is None:
                 return None
-            count = len(first)
-            shapes = [None if t is None else (t.shape, t.dtype, t.layout) for t in (*held, *then)]
-            key = (part is None, count, *shapes)
-            # Of the second ones only the sizes count, and all parts of a tensor have the same.
-            if self._waited != key:
-                self._waited = key
-                self._waiting = self._plan([*held, *_read(then, part=part)], _CPU, staged=count)
-            assert self._waiting is not None
-            self._waiting.stage(held)
-            return Staged(self._waiting, count, part)
+            waiting.plan.stage(first if waiting.first_as_is else _read(first, sampled=True))
+            return Staged(waiting.plan, len(first), part, as_is=waiting.then_as_is)
+
+    def _wait_for(
+        self,
+        key: _Key,
+        first: Sequence[torch.Tensor | None],
+        then: Sequence[torch.Tensor | None],
+        part: int | None,
+    ) -> _Waiting:
+        held, later = _read(first, sampled=True), _read(then, part=part)
+        size = 0
+        for tensor in held:
+            size += 0 if tensor is None else tensor.nbytes if tensor.is_cpu else STAGED + 1
+        if size > STAGED or not all(t is None or t.is_cpu for t in then):
+            return _Waiting(key, None, first_as_is=False, then_as_is=False)
+        # Of the second ones only the sizes count, and all parts of a tensor have the same.
+        plan = self._plan([*held, *later], _CPU, staged=len(first))
+        return _Waiting(
+            key,
+            plan,
+            first_as_is=all(map(operator.is_, first, held)),
+            then_as_is=all(map(operator.is_, then, later)),
+        )
 
     def _plan(
         self, dense: Sequence[torch.Tensor | None], device: torch.device, staged: int = 0
@@ -145,17 +176,29 @@ class Digester:
 class Staged:
     """Copies of tensors that wait for others: one product takes less than two."""
 
-    def __init__(self, plan: Plan, count: int, part: int | None) -> None:
-        """Wait for those of the plan that come after so many."""
+    def __init__(self, plan: Plan, count: int, part: int | None, *, as_is: bool) -> None:
+        """Wait for those of the plan that come after so many, which may be read as they are."""
         self._plan = plan
         self._count = count
         self._part = part
+        self._as_is = as_is
 
     def finish(self, tensors: Sequence[torch.Tensor | None]) -> tuple[list[int], list[int]]:
         """Return the digests of what was copied, and of these."""
         with torch.no_grad(), _no_modes():
-            found = self._plan.numbers(_read(tensors, part=self._part), self._count)
+            read = tensors if self._as_is else _read(tensors, part=self._part)
+            found = self._plan.numbers(read, self._count)
         return found[: self._count], found[self._count :]
+
+
+def _forms(tensors: Sequence[torch.Tensor | None]) -> list[_Form | None]:
+    """Return what decides how each tensor is read; it is looked at twice in every step."""
+    return [
+        None
+        if t is None
+        else (type(t), t.shape, t.dtype, t.layout, t.is_cpu, t.is_neg(), t.is_conj())
+        for t in tensors
+    ]
 
 
 def _no_modes() -> contextlib.AbstractContextManager[object]:

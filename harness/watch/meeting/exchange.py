@@ -96,9 +96,16 @@ class Exchange:
     def all_equal(self, index: int) -> bool | None:
         """Say whether every peer has written the same; None while one of them has not."""
         mine = self._written.get(index)
-        others = (reader for peer, reader in self._readers.items() if peer != self._rank)
-        if mine is not None and index > _FIRST and all(r.holds(index, mine) for r in others):
-            return True
+        if mine is not None and index > _FIRST:
+            equal = True
+            for peer, reader in self._readers.items():
+                if peer != self._rank:
+                    held = reader.holds(index, mine)
+                    if held is None:
+                        return None
+                    equal = equal and held
+            if equal:
+                return True
         slots: list[Slot] = []
         for reader in self._readers.values():
             slot = reader.read(index)

@@ -14,8 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_HEAD = struct.Struct("<QII16s")
-"""Index + 1, version of the layout, number of digests, checksum: a torn slot is no slot."""
+_CHECKSUM = 16
+"""Bytes of the checksum that a slot begins with: a torn slot is no slot."""
+_HEAD = struct.Struct("<QII")
+"""Then come index + 1, version of the layout, number of digests, and the digests."""
+_BEFORE = _CHECKSUM + _HEAD.size
 KEPT = 65
 BYTES = 8 << 20
 """Size that a ring may grow to."""
@@ -33,7 +36,7 @@ class Slot:
 
 def slots_for(columns: int) -> int:
     """Return how many slots of so many digests a ring has."""
-    return KEPT + max(_FEWEST, BYTES // (_HEAD.size + 8 * columns) - KEPT)
+    return KEPT + max(_FEWEST, BYTES // (_BEFORE + 8 * columns) - KEPT)
 
 
 class Writer:
@@ -52,9 +55,9 @@ class Writer:
 
     def write(self, index: int, layout: int, digests: Sequence[int]) -> bytes:
         """Put what was observed at `index` into its slot, and return what was written."""
-        body = struct.pack(f"<{len(digests)}q", *digests)
-        head = _HEAD.pack(index + 1, layout, len(digests), _checksum(index, layout, body))
-        raw = head + body
+        count = len(digests)
+        content = struct.pack(f"<QII{count}q", index + 1, layout, count, *digests)
+        raw = _checksum(content) + content
         os.pwrite(self._file, raw, _offset(index, self._slots, self.columns))
         return raw
 
@@ -73,20 +76,28 @@ class Reader:
         self._columns = 0
         self._slots = 0
 
-    def holds(self, index: int, raw: bytes) -> bool:
-        """Say whether exactly this was written at `index`, which needs no understanding of it."""
-        return self._raw(index, len(raw)) == raw
+    def holds(self, index: int, raw: bytes) -> bool | None:
+        """Say whether exactly this was written at `index`; None if nothing was, or no longer is.
+
+        It needs no understanding of what was written.
+        """
+        found = self._raw(index, len(raw))
+        if found == raw:
+            return True
+        # Ranks seldom come at the same time: to most questions this is the answer.
+        place = slice(_CHECKSUM, _CHECKSUM + 8)
+        return False if found[place] == raw[place] else None
 
     def read(self, index: int) -> Slot | None:
         """Return what was observed at `index`, or None: not yet, no longer, or half written."""
         raw = self._raw(index)
-        if len(raw) < _HEAD.size:
+        if len(raw) < _BEFORE:
             return None
-        written, layout, count, checksum = _HEAD.unpack_from(raw)
-        body = raw[_HEAD.size : _HEAD.size + 8 * count]
-        if written != index + 1 or _checksum(index, layout, body) != checksum:
+        written, layout, count = _HEAD.unpack_from(raw, _CHECKSUM)
+        content = raw[_CHECKSUM : _BEFORE + 8 * count]
+        if written != index + 1 or _checksum(content) != raw[:_CHECKSUM]:
             return None
-        return Slot(index, layout, struct.unpack(f"<{count}q", body))
+        return Slot(index, layout, struct.unpack_from(f"<{count}q", content, _HEAD.size))
 
     def close(self) -> None:
         """Close the file."""
@@ -99,7 +110,7 @@ class Reader:
             return b""
         assert self._file is not None
         if size is None:
-            size = _HEAD.size + 8 * self._columns
+            size = _BEFORE + 8 * self._columns
         return os.pread(self._file, size, _offset(index, self._slots, self._columns))
 
     def _open(self) -> bool:
@@ -118,8 +129,8 @@ class Reader:
 
 def _offset(index: int, slots: int, columns: int) -> int:
     place = index if index < KEPT else KEPT + (index - KEPT) % (slots - KEPT)
-    return 8 + place * (_HEAD.size + 8 * columns)
+    return 8 + place * (_BEFORE + 8 * columns)
 
 
-def _checksum(index: int, layout: int, body: bytes) -> bytes:
-    return hashlib.blake2b(body, digest_size=16, key=struct.pack("<QI", index, layout)).digest()
+def _checksum(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=_CHECKSUM).digest()
