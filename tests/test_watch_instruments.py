@@ -19,7 +19,7 @@ from harness.watch.instruments.backward import Backward
 from harness.watch.instruments.bookkeeping import Bookkeeping
 from harness.watch.instruments.by_hand import ByHand
 from harness.watch.instruments.context import Context
-from harness.watch.instruments.forward import ForwardHook
+from harness.watch.instruments.forward_hooks import before_forward
 from harness.watch.instruments.loss_terms import terms
 from harness.watch.instruments.random_state import random_state
 from harness.watch.instruments.rows import Choice, batch_of, row_digests, sample_digests
@@ -420,7 +420,7 @@ def test_an_instrument_that_fails_is_called_once_and_named(observed, way):
 
     net, _ = small()
     if way == "hook":
-        net.register_forward_pre_hook(ForwardHook(observed.context, "of the test", fails))
+        before_forward(observed.context, net, "of the test", fails)
         look = functools.partial(net, torch.ones(2, 3))
     else:
         look = observed.context.safely("of the test", fails)

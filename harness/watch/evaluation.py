@@ -20,7 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from harness.watch.digests.digest import Digester
 from harness.watch.instruments.call_site import call_site
 from harness.watch.instruments.context import Context
-from harness.watch.instruments.forward import ForwardHook, in_training
+from harness.watch.instruments.forward import in_training
+from harness.watch.instruments.forward_hooks import after_forward, before_forward
 from harness.watch.instruments.patches import Patches
 from harness.watch.layout import EVALUATION, Entry, Layout
 from harness.watch.modules import local_part
@@ -157,9 +158,9 @@ class Evaluations:
 
         name = "evaluations"
         self._handles += [
-            module.register_forward_pre_hook(ForwardHook(self._context, name, before)),
-            module.register_forward_hook(ForwardHook(self._context, name, after)),
-            inner.register_forward_hook(ForwardHook(self._context, name, after_inner)),
+            before_forward(self._context, module, name, before),
+            after_forward(self._context, module, name, after),
+            after_forward(self._context, inner, name, after_inner),
         ]
 
     def _eval(self, module: nn.Module, *_: Any, **__: Any) -> None:
@@ -189,9 +190,7 @@ class Evaluations:
                 one = Evaluated("other", called, None, self._stream(called))
             self._look(one)
 
-        self._handles.append(
-            module.register_forward_hook(ForwardHook(self._context, "evaluations", after))
-        )
+        self._handles.append(after_forward(self._context, module, "evaluations", after))
 
     def _is_wrapped(self, module: nn.Module) -> bool:
         wrappers = [w for r in self._context.wrappers.values() if (w := r()) is not None]

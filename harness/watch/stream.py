@@ -48,6 +48,8 @@ class Stream:
         self._parameters: list[torch.Tensor] = []
         self._entries: list[Entry] = []
         self._settings: tuple[Any, ...] = ()
+        self._fixed: list[Any] = []
+        """The settings as they were read last, if they can only be replaced, not written to."""
         self._setting_entries: list[Entry] = []
         self._setting_digests: list[int] = []
         names = set[str]()
@@ -121,13 +123,24 @@ class Stream:
     def changed(self) -> bool:
         """Say whether the optimizer has other parameters, or other names of settings, by now."""
         ids = [id(p) for group in self._groups for p in group["params"]]
-        settings = self._read_settings()
-        if settings != self._settings:
-            before = list(self._setting_entries)
-            self._settings = settings
-            self._setting_entries, self._setting_digests = _settings(self._groups, self._own)
-            return ids != self._ids or before != self._setting_entries
-        return ids != self._ids
+        return self._settings_changed() or ids != self._ids
+
+    def _settings_changed(self) -> bool:
+        """Read the settings, and say whether there are others than before, of whatever value."""
+        values = [
+            value for group in self._groups for key, value in group.items() if key in self._own
+        ]
+        # In most steps nobody has touched them.
+        if len(values) == len(self._fixed) and all(map(operator.is_, values, self._fixed)):
+            return False
+        self._fixed = values if all(map(_is_fixed, values)) else []
+        settings = tuple(map(_plain, values))
+        if settings == self._settings:
+            return False
+        before = self._setting_entries
+        self._settings = settings
+        self._setting_entries, self._setting_digests = _settings(self._groups, self._own)
+        return before != self._setting_entries
 
     def start(self) -> list[int]:
         """Return the digests of parameters, and of state that was loaded, before any update."""
@@ -167,14 +180,6 @@ class Stream:
 
     def _local(self) -> list[torch.Tensor]:
         return [local_part(parameter) for parameter in self._parameters]
-
-    def _read_settings(self) -> tuple[Any, ...]:
-        return tuple(
-            _plain(value)
-            for group in self._groups
-            for key, value in group.items()
-            if key in self._own
-        )
 
     def _state_entries(
         self, optimizer: torch.optim.Optimizer
@@ -239,6 +244,13 @@ def _each_setting(
                     yield index, f"{key}[{place}]", part
             else:
                 yield index, str(key), value
+
+
+def _is_fixed(value: Any) -> bool:
+    """Say whether a value stays what it is: the same object is the same value then."""
+    if isinstance(value, tuple):
+        return all(map(_is_fixed, value))
+    return isinstance(value, int | float | str | None)
 
 
 def _plain(value: Any) -> Any:

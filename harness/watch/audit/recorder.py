@@ -18,7 +18,7 @@ from harness.watch.audit.loss_graph import LossGraph, loss_graph
 from harness.watch.audit.trees import CannotModel, tensors
 from harness.watch.instruments.call_site import call_site
 from harness.watch.instruments.context import Context
-from harness.watch.instruments.forward import ForwardHook
+from harness.watch.instruments.forward_hooks import after_forward, before_forward
 from harness.watch.instruments.patches import Patches
 
 NAME = "replay audit"
@@ -165,10 +165,9 @@ class Recorder:
         def after(_: nn.Module, args: tuple[Any, ...], result: Any) -> None:
             self._after_forward(number, path, result)
 
-        first, last = ForwardHook(context, NAME, before), ForwardHook(context, NAME, after)
         return [
-            module.register_forward_pre_hook(first, with_kwargs=True),
-            module.register_forward_hook(last),
+            before_forward(context, module, NAME, before),
+            after_forward(context, module, NAME, after),
         ]
 
     def _before_forward(

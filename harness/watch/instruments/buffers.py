@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.watch.instruments.context import Context
-from harness.watch.instruments.forward import ForwardHook
+from harness.watch.instruments.forward_hooks import after_forward, before_forward
 
 MOST = 16
 """Times that are written down, of each wrapper."""
@@ -50,7 +50,7 @@ class Buffers:
                 overwritten=[name for name, now, was in held if not torch.equal(now, was)],
             )
 
-        handle = inner.register_forward_pre_hook(ForwardHook(self._context, "buffers", inside))
+        handle = before_forward(self._context, inner, "buffers", inside)
         self._handles.append(handle)
 
     def wrapped(self, module: DistributedDataParallel, number: int) -> None:
@@ -86,6 +86,6 @@ class Buffers:
                 ]
 
         self._handles += [
-            module.register_forward_pre_hook(ForwardHook(self._context, "buffers", before)),
-            module.register_forward_hook(ForwardHook(self._context, "buffers", after)),
+            before_forward(self._context, module, "buffers", before),
+            after_forward(self._context, module, "buffers", after),
         ]

@@ -6,7 +6,6 @@ nothing at all.
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -16,33 +15,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.watch.instruments.call_site import call_site
-from harness.watch.instruments.compiling import is_compiling
 from harness.watch.instruments.context import ALL_OF, Context
-
-
-class ForwardHook:
-    """A hook that is left behind when its module is copied or pickled."""
-
-    def __init__(self, context: Context, name: str, act: Callable[..., None]) -> None:
-        """Call `act(module, arguments, ...)`, on behalf of the instrument `name`."""
-        self._context = context
-        self._name = name
-        self._act = act
-
-    def __call__(self, *args: Any) -> None:
-        """Let a compiler see nothing, and nothing out that is raised."""
-        if not is_compiling() and self._context.allows(self._name):
-            try:
-                self._act(*args)
-            except Exception as error:
-                self._context.failed(self._name, error)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Put a function of Python's own in its place that does nothing.
-
-        A checkpoint made under the watcher has to load where there is none.
-        """
-        return getattr, (contextlib.nullcontext(), "__exit__")
+from harness.watch.instruments.forward_hooks import after_forward, before_forward
 
 
 class Forward:
@@ -70,7 +44,7 @@ class Forward:
         past = f"forwards_past_wrapper of module {number}"
         last = f"last_forward_synchronised of module {number}"
 
-        def before(wrapper: nn.Module, arguments: tuple[Any, ...]) -> None:
+        def before(wrapper: nn.Module, arguments: tuple[Any, ...], _: Any) -> None:
             nonlocal seen
             # A copy of the wrapper is none of ours.
             if wrapper is not own() or not isinstance(wrapper, DistributedDataParallel):
@@ -109,9 +83,9 @@ class Forward:
 
         name = "forward passes"
         self._handles += [
-            module.register_forward_pre_hook(ForwardHook(self._context, name, before)),
-            module.register_forward_hook(ForwardHook(self._context, name, after)),
-            inner.register_forward_pre_hook(ForwardHook(self._context, name, before_inner)),
+            before_forward(self._context, module, name, before),
+            after_forward(self._context, module, name, after),
+            before_forward(self._context, inner, name, before_inner),
         ]
 
 

@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.watch.instruments.context import Context
-from harness.watch.instruments.forward import ForwardHook, in_training
+from harness.watch.instruments.forward import in_training
+from harness.watch.instruments.forward_hooks import after_forward, before_forward
 from harness.watch.instruments.random_state import random_state
 from harness.watch.instruments.rows import batch_of, sample_digests
 from harness.watch.modules import parameters_of
@@ -86,10 +87,8 @@ class Inputs:
 
         instrument = "samples and randomness"
         self._handles += [
-            module.register_forward_pre_hook(
-                ForwardHook(context, instrument, before), with_kwargs=True
-            ),
-            module.register_forward_hook(ForwardHook(context, instrument, after)),
+            before_forward(context, module, instrument, before),
+            after_forward(context, module, instrument, after),
         ]
 
 

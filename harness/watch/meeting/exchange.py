@@ -69,6 +69,10 @@ class Exchange:
         Raises:
             OSError: the folder cannot be written.
         """
+        if not self._queue and not isinstance(digests, Pending):
+            assert self._writer is not None
+            self._written = {index: self._writer.write(index, self._version, digests)}
+            return [index]
         self._queue.append((index, self._version, digests))
         return self._write(behind=_BEHIND)
 
