@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from harness.errors import MissingRecord
-from harness.floor import Effect, Floor, permutation_floor
+from harness.floor import Effect, Floor
+from harness.rounding import rounding
 from harness.scenario import Finding, Outcome, Scalar, holds, refuted, unknown
 from harness.tables import relative_l2
 
@@ -53,7 +54,7 @@ def matches(
     """
     t.require(arm, reference)
     at = list(t.series(reference, f"{name}.digest", phase=""))[-1] if step is None else step
-    floor = permutation_floor(t.permuted(reference, name, step=at))
+    floor = rounding(t, reference, name, step=at)
     due = times * t.snapshot(reference, name, step=at)
     gaps = {r: relative_l2(t.snapshot(arm, name, step=at, rank=r), due) for r in t.ranks(arm)}
     effects = {rank: Effect(value=gap, floor=floor) for rank, gap in gaps.items()}

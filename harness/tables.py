@@ -221,6 +221,16 @@ class Tables:
             for repeat in range(1, self.plan.arm(arm).repeats)
         ]
 
+    def repeats_differ(self, arm: str) -> bool:
+        """Say whether any A/A repeat of an arm recorded another tensor than repeat 0 did."""
+        cells = self._cells(arm, 0)
+        return any(
+            value != cells[0, step, phase][name]
+            for (repeat, step, phase), metrics in cells.items()
+            for name, value in metrics.items()
+            if repeat and name.endswith(".digest") and name in cells.get((0, step, phase), {})
+        )
+
     def first_divergence(
         self, arm: str, *, metrics: tuple[str, ...] | None = None, repeat: int = 0
     ) -> Divergence | None:

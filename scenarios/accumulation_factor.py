@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from harness.arms import control, faulty, fixed, one_process
 from harness.claims import HOLDS, REFUTED, cost, mechanism, remedy, symptom
 from harness.findings import counts, is_rounding, like_one_process, matches, negated, says
-from harness.floor import permutation_floor
+from harness.rounding import rounding
 from harness.scenario import Arm, Finding, Plot, Scenario, at_least
 from harness.tables import relative_l2
 
@@ -81,7 +81,7 @@ def factor_is(t: Tables, arm: str, power: int) -> Finding:
     due = factor * t.snapshot("one_process", "gradients", step=0)
     found = [t.snapshot(arm, "gradients", step=0, rank=rank) for rank in t.ranks(arm)]
     gap = max(relative_l2(gradient, due) for gradient in found)
-    floor = permutation_floor(t.permuted("one_process", "gradients", step=0))
+    floor = rounding(t, "one_process", "gradients", step=0)
     reason = f"{arm}: the first gradient is {gap:.2g} from {factor:.3g} times that of one process"
     return is_rounding(gap, floor, reason, "relative L2 distance")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from harness.arms import faulty, fixed, one_process
 from harness.claims import HOLDS, REFUTED, mechanism, remedy, symptom
 from harness.findings import is_rounding, like_one_process, matches, negated, ranks_agree, says
-from harness.floor import permutation_floor
+from harness.rounding import rounding
 from harness.scenario import Arm, Finding, Scenario, at_least
 from harness.tables import relative_l2
 from scenarios._models import split_equally
@@ -93,7 +93,7 @@ def n_times_as_strong(t: Tables) -> Finding:
     times = 1 + float((got - right) @ part / (part @ part))
     gap = relative_l2(got, right + (len(t.ranks("summed")) - 1) * part)
     reason = f"it acts {times:.6g} times; but for that the gradient is {gap:.2g} off"
-    floor = permutation_floor(t.permuted("one_process", "gradient", step=0))
+    floor = rounding(t, "one_process", "gradient", step=0)
     return is_rounding(gap, floor, reason, "relative L2 distance")
 
 

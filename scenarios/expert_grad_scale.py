@@ -22,7 +22,7 @@ from harness.findings import (
     ranks_agree,
     says,
 )
-from harness.floor import permutation_floor
+from harness.rounding import rounding
 from harness.scenario import Arm, Finding, Scenario, at_least
 from harness.tables import relative_l2
 
@@ -100,7 +100,7 @@ def experts_match(t: Tables, arm: str, name: str, step: int, factor: int = 1) ->
     t.require(arm, "one_process")
     due = factor * of_experts(t, "one_process", name, step)
     gap = relative_l2(of_experts(t, arm, name, step), due)
-    floor = permutation_floor(t.permuted("one_process", name, step=step))
+    floor = rounding(t, "one_process", name, step=step)
     reason = f"{name} of {arm} after step {step} is {gap:.2g} from {factor} times one process"
     return is_rounding(gap, floor, reason, "relative L2 distance")
 

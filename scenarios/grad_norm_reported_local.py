@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from harness.arms import faulty, fixed, one_process
 from harness.claims import HOLDS, REFUTED, mechanism, remedy, symptom
 from harness.findings import all_of, is_rounding, like_one_process, negated, ranks_agree, says
-from harness.floor import permutation_floor
+from harness.rounding import rounding
 from harness.scenario import Arm, Finding, Plot, Scenario, at_least
 from scenarios._models import equal_shares
 
@@ -88,7 +88,7 @@ def norms_of_shards(t: Tables) -> Finding:
     parts = [t.value("item", "norm", step=last, rank=rank) for rank in t.ranks("item")]
     whole = t.value("one_process", "norm", step=last)
     gap = abs(math.hypot(*parts) / whole - 1.0)
-    floor = permutation_floor(t.permuted("one_process", "norms", step=last))
+    floor = rounding(t, "one_process", "norms", step=last)
     return is_rounding(gap, floor, f"together they are {gap:.2g} from {whole:.4g}", "share")
 
 

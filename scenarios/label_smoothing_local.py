@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from harness.arms import faulty, fixed, one_process
 from harness.claims import HOLDS, REFUTED, mechanism, remedy, symptom
 from harness.findings import all_of, is_rounding, like_one_process, negated, ranks_agree, says
-from harness.floor import permutation_floor
+from harness.rounding import rounding
 from harness.scenario import Arm, Finding, Plot, Scenario, at_least, between
 from harness.tables import relative_l2
 from scenarios._models import split_equally
@@ -84,7 +84,7 @@ def mean_shows_it(t: Tables) -> Finding:
     t.require("own", "one_process")
     reported = [t.value("own", "reported", step=0, rank=r) for r in t.ranks("own")]
     mean, right = math.fsum(reported) / len(reported), t.value("one_process", "reported", step=0)
-    floor = permutation_floor(t.permuted("one_process", "loss", step=0))
+    floor = rounding(t, "one_process", "loss", step=0)
     said = ", ".join(f"{loss:.5g}" for loss in reported[:4])
     reason = f"the first losses are {said}, their mean {mean:.6g}, that of one process {right:.6g}"
     return negated(is_rounding(abs(mean / right - 1), floor, reason, "relative to the loss"))
@@ -109,7 +109,7 @@ def n_times_as_strong(t: Tables) -> Finding:
     times = 1 + float((own - right) @ part / (part @ part))
     gap = relative_l2(own, right + (len(t.ranks("own")) - 1) * part)
     reason = f"the smoothing acts {times:.6g} times; but for that the gradient is {gap:.2g} off"
-    floor = permutation_floor(t.permuted("one_process", "grad", step=0))
+    floor = rounding(t, "one_process", "grad", step=0)
     return is_rounding(gap, floor, reason, "relative L2 distance")
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from harness.arms import faulty, fixed, one_process
 from harness.claims import HOLDS, REFUTED, mechanism, remedy, symptom
 from harness.findings import all_of, is_rounding, like_one_process, matches, negated, says
-from harness.floor import dtype_floor, permutation_floor
+from harness.floor import dtype_floor
+from harness.rounding import rounding
 from harness.scenario import Arm, Finding, Scenario, at_least, unknown
 from harness.tables import relative_l2
 from scenarios._models import FEATURES, split_equally
@@ -75,7 +76,7 @@ def straight(t: Tables, arm: str, size: int | None = None) -> Finding:
         return unknown(f"scenario.bound={t.root_params['bound']} cuts nothing; type a smaller one")
     cosine = raw @ clipped / (raw @ raw) / left
     reason = f"{arm}: cosine {cosine:.4g} to the gradient as it was, {left:.2g} of its length"
-    floor = permutation_floor(t.permuted(arm, "clipped", step=0))
+    floor = rounding(t, arm, "clipped", step=0)
     return is_rounding(relative_l2(clipped / left, raw), floor, reason, "distance in direction")
 
 

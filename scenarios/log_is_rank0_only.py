@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from harness.arms import faulty, fixed, one_process
 from harness.claims import HOLDS, REFUTED, mechanism, remedy, symptom
 from harness.findings import all_of, is_rounding, like_one_process, negated, ranks_agree, says
-from harness.floor import permutation_floor
+from harness.rounding import rounding
 from harness.scenario import Arm, Finding, Plot, Scenario, at_least
 from harness.tables import relative_l2
 from scenarios._models import equal_shares
@@ -74,7 +74,7 @@ def shows_all_rows(t: Tables, arm: str, rank: int) -> Finding:
     step = t.root_params["steps"]
     due = t.snapshot("one_process", "curve", step=step)
     gap = relative_l2(t.snapshot(arm, "curve", step=step, rank=rank), due)
-    floor = permutation_floor(t.permuted("one_process", "curve", step=step))
+    floor = rounding(t, "one_process", "curve", step=step)
     reason = f"{arm}: the curve of rank {rank} is {gap:.2g} from that of one process"
     return is_rounding(gap, floor, reason, "relative L2 distance")
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from harness.arms import control, faulty, fixed, one_process
 from harness.claims import HOLDS, REFUTED, mechanism, remedy, symptom
 from harness.findings import is_rounding, like_one_process, matches, negated, ranks_agree, says
-from harness.floor import EPS, dtype_floor, permutation_floor
+from harness.floor import EPS, dtype_floor
+from harness.rounding import rounding
 from harness.scenario import Arm, Finding, Plot, Scenario, at_least
 from harness.tables import relative_l2
 from scenarios._models import equal_shares
@@ -83,7 +84,7 @@ def one_nth_of_the_gradient(t: Tables) -> Finding:
     due = t.snapshot("one_process", "gradients", step=0) / len(ranks)
     found = [t.snapshot("same_tensor", "gradients", step=0, rank=r) for r in ranks]
     gap = max(relative_l2(gradient, due) for gradient in found)
-    floor = permutation_floor(t.permuted("one_process", "gradients", step=0))
+    floor = rounding(t, "one_process", "gradients", step=0)
     reason = f"the first gradient is {gap:.2g} from 1/{len(ranks)} of that of one process"
     return is_rounding(gap, floor, reason, "relative L2 distance")
 

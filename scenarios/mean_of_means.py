@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from harness.arms import faulty, fixed, one_process
 from harness.claims import HOLDS, REFUTED, remedy, symptom
 from harness.findings import is_rounding, says
-from harness.floor import permutation_floor
+from harness.rounding import rounding
 from harness.scenario import Arm, Finding, Scenario, at_least
 from harness.tables import relative_l2
 
@@ -82,7 +82,7 @@ def mean_loss(t: Tables, arm: str) -> Finding:
     step = t.root_params["sets"]
     due = t.snapshot("one_process", "losses", step=step)
     gaps = [relative_l2(t.snapshot(arm, "losses", step=step, rank=r), due) for r in t.ranks(arm)]
-    floor = permutation_floor(t.permuted("one_process", "losses", step=step))
+    floor = rounding(t, "one_process", "losses", step=step)
     off = " ".join(f"{100 * gap:.2g}" for gap in gaps)
     return is_rounding(max(gaps), floor, f"{arm}: off by {off} %, by rank", "relative L2 distance")
 

@@ -22,7 +22,7 @@ from harness.findings import (
     ranks_agree,
     says,
 )
-from harness.floor import permutation_floor
+from harness.rounding import rounding
 from harness.scenario import Arm, Finding, Plot, Scenario, at_least
 from harness.tables import relative_l2
 from scenarios._models import split_equally
@@ -87,7 +87,7 @@ def n_biases(t: Tables) -> Finding:
     due = right + (len(t.ranks("before")) - 1) * t.snapshot("one_process", "start", step=0)
     gap = relative_l2(got, due)
     reason = f"the mean output is {gap:.2g} from the right one with N - 1 more biases"
-    floor = permutation_floor(t.permuted("one_process", "output", step=0))
+    floor = rounding(t, "one_process", "output", step=0)
     return is_rounding(gap, floor, reason, "relative L2 distance")
 
 

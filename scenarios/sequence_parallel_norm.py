@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from harness.arms import faulty, fixed, one_process
 from harness.claims import HOLDS, REFUTED, mechanism, remedy, symptom
 from harness.findings import is_rounding, like_one_process, matches, negated, ranks_agree, says
-from harness.floor import Size, permutation_floor
+from harness.floor import Size
+from harness.rounding import rounding
 from harness.scenario import Arm, Finding, Scenario, at_least, unknown
 from harness.tables import relative_l2
 
@@ -96,7 +97,7 @@ def shares_sum_up(t: Tables) -> Finding:
     t.require("not_reduced", "one_process")
     whole = t.snapshot("one_process", "share", step=0)
     shares = [t.snapshot("not_reduced", "share", step=0, rank=r) for r in t.ranks("not_reduced")]
-    floor = permutation_floor(t.permuted("one_process", "share", step=0))
+    floor = rounding(t, "one_process", "share", step=0)
     alone, gap = relative_l2(shares[0], whole), relative_l2(sum(shares[1:], shares[0]), whole)
     if floor.size(alone) is not Size.FAULT:
         return unknown(f"one rank's share is {alone:.2g} from the whole: there is nothing to add")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from harness.arms import faulty, fixed, one_process
 from harness.claims import HOLDS, REFUTED, mechanism, remedy, symptom
 from harness.findings import is_rounding, like_one_process, matches, negated, ranks_agree, says
-from harness.floor import permutation_floor
+from harness.rounding import rounding
 from harness.scenario import Arm, Finding, Scenario, at_least
 from harness.tables import relative_l2
 from scenarios._models import equal_shares
@@ -99,7 +99,7 @@ def own_slice_only(t: Tables) -> Finding:
         due, own = old.copy(), slice(FIRST + rank * size, FIRST + (rank + 1) * size)
         due[:FIRST], due[own] = new[:FIRST], new[own]
         gaps.append(relative_l2(t.snapshot("left_out", "used", step=1, rank=rank), due))
-    floor = permutation_floor(t.permuted("one_process", "used", step=1))
+    floor = rounding(t, "one_process", "used", step=1)
     reason = f"the ranks' weights are {max(gaps):.2g} from old ones with their own new slice"
     return is_rounding(max(gaps), floor, reason, "relative L2 distance")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from harness.arms import control, faulty, fixed, one_process
 from harness.claims import HOLDS, mechanism, remedy, symptom
 from harness.findings import is_rounding, like_one_process, negated, ranks_agree, says
-from harness.floor import permutation_floor
+from harness.rounding import rounding
 from harness.scenario import Arm, Finding, Scenario, at_least
 from harness.tables import relative_l2
 from scenarios._models import equal_shares
@@ -91,7 +91,7 @@ def dense_memory(t: Tables) -> Finding:
         memory[:, part] = memory[:, part].sum(axis=0)
     found = [t.snapshot("columns", "gradient", step=0, rank=r) for r in ranks]
     gap = max(relative_l2(found[r], memory[r] / len(ranks)) for r in ranks)
-    floor = permutation_floor(t.permuted("one_process", "gradient", step=0))
+    floor = rounding(t, "one_process", "gradient", step=0)
     reason = f"the gradients are {gap:.2g} from sums over such memory"
     return is_rounding(gap, floor, reason, "relative L2 distance")
 

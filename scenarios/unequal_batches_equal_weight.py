@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from harness.arms import faulty, fixed, one_process
 from harness.claims import HOLDS, REFUTED, mechanism, remedy, symptom
 from harness.findings import is_rounding, like_one_process, matches, negated, ranks_agree, says
-from harness.floor import Size, permutation_floor
+from harness.floor import Size
+from harness.rounding import rounding
 from harness.scenario import Arm, Finding, Plot, Scenario, at_least, unknown
 from harness.tables import relative_l2
 
@@ -92,7 +93,7 @@ def only_the_weight_is_wrong(t: Tables) -> Finding:
     own = [t.snapshot("own_mean", "own", step=0, rank=r) for r in ranks]
     count = [t.value("own_mean", "rows", step=0, rank=r) for r in ranks]
     due = t.snapshot("one_process", "own", step=0)
-    floor = permutation_floor(t.permuted("one_process", "own", step=0))
+    floor = rounding(t, "one_process", "own", step=0)
     plain = relative_l2(sum(own[1:], own[0]) / len(own), due)
     if floor.size(plain) is not Size.FAULT:
         return unknown(f"the plain mean is {plain:.2g} from one process: the weights do not matter")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from harness.arms import faulty, fixed, one_process
 from harness.claims import HOLDS, REFUTED, mechanism, remedy, symptom
 from harness.findings import all_of, is_rounding, like_one_process, negated, says
-from harness.floor import permutation_floor
+from harness.rounding import rounding
 from harness.scenario import Arm, Finding, Scenario, at_least, holds, refuted
 from harness.tables import relative_l2
 
@@ -100,7 +100,7 @@ def parts_of_one(t: Tables) -> Finding:
     t.require("own", "one_process")
     total = t.snapshot("own", "part_first", step=0) + t.snapshot("own", "part_last", step=0)
     gap = relative_l2(total, t.snapshot("one_process", "part_first", step=0))
-    floor = permutation_floor(t.permuted("one_process", "part_first", step=0))
+    floor = rounding(t, "one_process", "part_first", step=0)
     return is_rounding(gap, floor, f"their sum is {gap:.2g} from it", "relative L2 distance")
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from harness.arms import faulty, fixed, one_process
 from harness.claims import HOLDS, REFUTED, mechanism, remedy, symptom
 from harness.findings import all_of, is_rounding, like_one_process, negated, ranks_agree, says
-from harness.floor import permutation_floor
+from harness.rounding import rounding
 from harness.scenario import Arm, Finding, Plot, Scenario, at_least, holds, refuted, unknown
 from scenarios._models import split_equally
 
@@ -68,7 +68,7 @@ def high_by_log_n(t: Tables) -> Finding:
     t.require("gathered", "one_process")
     right, due = t.value("one_process", "reported", step=0), math.log(len(t.ranks("gathered")))
     high = t.value("gathered", "reported", step=0) - right
-    floor = permutation_floor(t.permuted("one_process", "loss", step=0))
+    floor = rounding(t, "one_process", "loss", step=0)
     reason = f"the first loss is {high:.6g} too high; log(N) is {due:.6g}"
     return is_rounding(abs(high - due) / right, floor, reason, "relative to the loss")
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from harness.arms import faulty, fixed, one_process
 from harness.claims import HOLDS, REFUTED, mechanism, remedy, symptom
 from harness.findings import is_rounding, like_one_process, matches, negated, ranks_agree, says
-from harness.floor import permutation_floor
+from harness.rounding import rounding
 from harness.scenario import Arm, Finding, Plot, Scenario, at_least
 from harness.tables import relative_l2
 
@@ -101,7 +101,7 @@ def first_rows_added(t: Tables) -> Finding:
     owners = t.snapshot("one_process", "ids", step=0).astype(int) // (rows // slices)
     gap = relative_l2(got - right, first.sum(axis=0) - first[owners].mean(axis=0))
     reason = f"what is too much is {gap:.2g} from the first rows of the {slices} slices"
-    floor = permutation_floor(t.permuted("one_process", "mean", step=0))
+    floor = rounding(t, "one_process", "mean", step=0)
     return is_rounding(gap, floor, reason, "relative L2 distance")
 
 

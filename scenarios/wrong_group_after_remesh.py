@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from harness.arms import faulty, fixed, one_process
 from harness.claims import HOLDS, REFUTED, mechanism, remedy, symptom
 from harness.findings import all_of, is_rounding, matches, negated, ranks_agree, says
-from harness.floor import permutation_floor
+from harness.rounding import rounding
 from harness.scenario import Arm, Finding, Scenario, at_least
 from harness.tables import relative_l2
 from scenarios._models import FEATURES, split_equally
@@ -84,7 +84,7 @@ def experts_of(t: Tables, arm: str, name: str, step: int) -> Vector:
 def near(t: Tables, found: Vector, due: Vector, name: str, step: int) -> Finding:
     """Say whether what both experts have is what is due, up to rounding."""
     gap = relative_l2(found, due)
-    floor = permutation_floor(t.permuted("one_process", name, step=step))
+    floor = rounding(t, "one_process", name, step=step)
     return is_rounding(gap, floor, f"{name} after step {step} is {gap:.2g} off", "relative L2")
 
 
