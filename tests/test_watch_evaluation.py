@@ -31,7 +31,7 @@ def watcher(tmp_path, group):
     watcher = Watcher(folder=str(tmp_path / "watch"))
     watcher.meet()
     # As if there were another rank, which has not written anything.
-    watcher.world_size, watcher.peers = 2, [0, 1]
+    watcher.presence.world_size, watcher.presence.peers = 2, [0, 1]
     yield watcher
     watcher.close()
 
@@ -134,13 +134,13 @@ def test_a_place_that_evaluates_a_module_has_the_same_stream_on_every_rank(tmp_p
     streams = []
     for rank in range(2):
         watcher = Watcher(folder=str(tmp_path / f"watch{rank}"))
-        watcher.world_size, watcher.peers = 2, [0, 1]
+        watcher.presence.world_size, watcher.presence.peers = 2, [0, 1]
         first, other = (nn.BatchNorm1d(3).eval() for _ in range(2))
         with torch.no_grad():
             if rank == 0:
                 other(torch.ones(2, 3))
             first(torch.ones(2, 3))
-        streams.append(set(watcher._exchanges))
+        streams.append(set(watcher._evaluated))
         watcher.close()
     assert len(streams[0]) == 2
     assert streams[1] < streams[0]

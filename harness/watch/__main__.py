@@ -98,7 +98,7 @@ class _Watch:
             error=error,
         )
         if code and not script_code:
-            self._watcher.wait_for_peers(PATIENCE)
+            self._watcher.presence.wait_for_peers(PATIENCE)
         return code
 
     def _begin(self) -> None:

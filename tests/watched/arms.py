@@ -117,7 +117,7 @@ def observe(out: Path, name: str, case: dict[str, Any]) -> bool:
     family, _, rest = name.partition("/")
     watcher = Watcher(folder=str(out / stem(name)))
     if "audit" in case:
-        watcher.auditor = Auditor(watcher.context, case["audit"])
+        watcher.updates.auditor = Auditor(watcher.context, case["audit"])
     try:
         if family == "programs":
             run_program(*rest.split())

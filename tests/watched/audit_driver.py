@@ -26,7 +26,7 @@ def main():
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
     for name, case in cases.items():
         watcher = Watcher(folder=str(out / name))
-        watcher.auditor = Auditor(watcher.context, case["every"])
+        watcher.updates.auditor = Auditor(watcher.context, case["every"])
         try:
             audited.train(argparse.Namespace(**case))
             given = answer(watcher, script_code=0)

@@ -191,7 +191,7 @@ def watch(name, out, words):
         "code": code,
         "failed": watcher.failed,
         "notes": watcher.notes,
-        "optimizers": watcher.summary(),
+        "optimizers": watcher.updates.summary(),
         "thread": watcher.stall._thread is not None,
     }
     return bits, seen, saw

@@ -24,7 +24,7 @@ def main():
         for nudge in range(nudges + 1):
             name = f"{fault}-nudged{nudge}" if nudge else fault
             watcher = Watcher(folder=str(out / "watch" / name))
-            watcher.recorder = Recorder(str(out / name), watcher.context)
+            watcher.updates.recorder = Recorder(str(out / name), watcher.context)
             if nudge:
                 Nudge(nudge)
             twins.train(argparse.Namespace(fault=fault, steps=6, seed=0))

@@ -20,7 +20,8 @@ from harness.watch.exit_codes import FAULT_FOUND, NOT_OBSERVED, NOTHING_FOUND, S
 from harness.watch.hangs.stopping import calls_table, exit_code, has_stopped, symptom
 from harness.watch.meeting.folder import Folder
 from harness.watch.naming import ranks
-from harness.watch.watcher import Watcher, say
+from harness.watch.stderr import say
+from harness.watch.watcher import Watcher
 
 BEGIN_S = 2.0
 """Seconds in which a rank that this one has trained with must have begun to be watched."""
@@ -84,9 +85,7 @@ def answer(
     watcher.journal.flush()
     mine = {
         "code": script_code,
-        "optimizers": watcher.summary(),
-        "notes": watcher.notes,
-        "failed": watcher.failed,
+        **watcher.account(),
         **watcher.stall.ended(error),
     }
     folder.write(folder.end(watcher.rank), mine)
@@ -126,7 +125,7 @@ def _never_began(watcher: Watcher, missing: Sequence[int]) -> bool:
     """Say whether ranks that have not ended do not even run under the watcher, as nobody will."""
     folder = watcher.folder
     assert folder is not None
-    if not any(one["updates"] for one in watcher.summary()):
+    if not any(one["updates"] for one in watcher.updates.summary()):
         # Without an update this rank may have been over before the others began.
         return False
     deadline = time.monotonic() + BEGIN_S
@@ -213,7 +212,7 @@ def _damage(watcher: Watcher, evidence: Evidence) -> Damage | None:
         if evidence.optimizer < len(end["optimizers"])
     ]
     last = max(made, default=evidence.divergence.step + 1) - 1
-    return spread(watcher.exchange_of(evidence.optimizer).look, evidence.divergence, last)
+    return spread(watcher.updates.exchange_of(evidence.optimizer).look, evidence.divergence, last)
 
 
 def _nothing_found(watcher: Watcher, ends: dict[int, Any], notes: list[str]) -> tuple[int, str]:
@@ -231,7 +230,7 @@ def _nothing_found(watcher: Watcher, ends: dict[int, Any], notes: list[str]) -> 
     first_rank = next(iter(ends.values()))["optimizers"]
     local: list[str] = []
     for number, _ in enumerate(first_rank):
-        local += sorted(rank_local(watcher.exchange_of(number).look))
+        local += sorted(rank_local(watcher.updates.exchange_of(number).look))
     parts = sum(one["sharded"] for one in first_rank)
     # Where each rank has layers of its own, no rank has all the names.
     whole = max(0, sum(one["parameters"] for one in first_rank) - parts - len(local))
@@ -275,7 +274,7 @@ def _among_all(watcher: Watcher, source: str, found: Divergence) -> tuple[str, D
     """Look again, with the ranks of other places, at what those of one place have found."""
     words = source.split()
     if watcher.whereabouts is not None and words[0] == "optimizer":
-        look = watcher.exchange_of(int(words[1])).look
+        look = watcher.updates.exchange_of(int(words[1])).look
         place = int(found.order)
         for index in (place, place + 1):
             # What began with gradients shows in the parameters after them.
@@ -291,8 +290,8 @@ def _left_over(watcher: Watcher) -> list[tuple[str, Divergence]]:
     Fewer ranks than all have reached it, or ranks of several places, which came to an end first.
     """
     found = []
-    for number, one in enumerate(watcher.summary()):
-        exchange = watcher.exchange_of(number)
+    for number, one in enumerate(watcher.updates.summary()):
+        exchange = watcher.updates.exchange_of(number)
         last = 2 * one["updates"] + 1
         for index in range(max(0, last - 64), last + 1):
             seen = exchange.look(index)

@@ -13,7 +13,8 @@ import socket
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -29,12 +30,12 @@ from harness.watch.hangs.collectives import (
 )
 from harness.watch.hangs.stopping import answer_to_stop, is_stuck
 from harness.watch.hangs.witness import tell_witness
+from harness.watch.instruments.context import Context
 from harness.watch.instruments.last_call import LastCall
 from harness.watch.instruments.patches import Patches
 from harness.watch.meeting.folder import Folder, process_began
-
-if TYPE_CHECKING:
-    from harness.watch.watcher import Watcher
+from harness.watch.meeting.presence import Presence
+from harness.watch.stderr import say
 
 TICK = 1.0
 """Seconds between two looks."""
@@ -54,20 +55,33 @@ ANSWERED = 10.0
 class Stall:
     """Watches over one rank."""
 
-    def __init__(self, watcher: Watcher, typed: float | None) -> None:
+    def __init__(
+        self,
+        presence: Presence,
+        context: Context,
+        meet: Callable[[], None],
+        account: Callable[[], dict[str, Any]],
+        typed: float | None,
+    ) -> None:
         """Wait for the process group.
 
         Args:
-            watcher: the watcher of this rank.
+            presence: this rank among the others.
+            context: what the instruments share.
+            meet: lets the watcher find its folder.
+            account: returns what the watcher says of itself at the end of its process.
             typed: seconds of --hang-timeout. If given, a run that is stuck is ended after the
                 answer; if not, it is left to torch's own time limit.
         """
         self.outputs = Outputs()
-        self._watcher = watcher
+        self._presence = presence
+        self._context = context
+        self._meet = meet
+        self._account = account
         self._typed = typed
         self._tick = TICK if typed is None else min(TICK, typed / 4)
         self._collectives = Collectives()
-        self._last_call = LastCall(watcher.context)
+        self._last_call = LastCall(context)
         self._patches = Patches()
         self._main = threading.main_thread().ident or 0
         self._over = threading.Event()
@@ -80,7 +94,7 @@ class Stall:
         self._told: tuple[Any, ...] | None = None
         self._alarmed: float | None = None
         self._spoken = False
-        safely = watcher.context.safely
+        safely = context.safely
         for owner in (torch.distributed, torch.distributed.distributed_c10d):
             self._patches.around(
                 owner, "init_process_group", after=safely("hangs", lambda *_, **__: self.begin())
@@ -96,14 +110,16 @@ class Stall:
 
     def begin(self) -> None:
         """Start to watch; the process group is there."""
-        watcher = self._watcher
-        watcher.meet()
-        if watcher.world_size == 1 or self._thread is not None or watcher.folder is None:
+        self._meet()
+        presence = self._presence
+        if presence.world_size == 1 or self._thread is not None or presence.folder is None:
             return
         if not self._collectives.known:
-            watcher.note("this torch keeps no record of collectives: which have no partner is open")
-        self._last_call.open(watcher.folder.last_call(watcher.rank))
-        tell_witness(watcher.folder, watcher.peers, watcher.world_size)
+            presence.note(
+                "this torch keeps no record of collectives: which have no partner is open"
+            )
+        self._last_call.open(presence.folder.last_call(presence.rank))
+        tell_witness(presence.folder, presence.peers, presence.world_size)
         self._thread = threading.Thread(target=self._watch, name="crossrank", daemon=True)
         self._thread.start()
 
@@ -117,7 +133,7 @@ class Stall:
 
     def ended(self, error: BaseException | None) -> dict[str, Any]:
         """Write this rank's last collectives; return how its script ended, for the others."""
-        folder = self._watcher.folder
+        folder = self._presence.folder
         how: dict[str, Any] = {"time": time.time(), "error": None}
         if error is not None:
             how["error"] = {
@@ -128,35 +144,35 @@ class Stall:
         if folder is None or self._thread is None:
             return how
         with contextlib.suppress(OSError):
-            folder.stall(self._watcher.rank).unlink()
+            folder.stall(self._presence.rank).unlink()
         try:
             calls = self._collectives.to_json()
         except Exception as failed:
-            self._watcher.note(f"no longer observed: collectives ({type(failed).__name__})")
+            self._presence.note(f"no longer observed: collectives ({type(failed).__name__})")
         else:
-            folder.write(folder.calls(self._watcher.rank), calls)
+            folder.write(folder.calls(self._presence.rank), calls)
         return how
 
     def ask_others(self) -> None:
         """After a failure: let the others write what they are doing, if they still can."""
-        folder, rank = self._watcher.folder, self._watcher.rank
-        if folder is None or self._watcher.world_size == 1:
+        folder, rank = self._presence.folder, self._presence.rank
+        if folder is None or self._presence.world_size == 1:
             return
         folder.claim("alarm")
         deadline = time.monotonic() + GRACE
         while time.monotonic() < deadline:
-            open_ = [peer for peer in self._watcher.peers if peer != rank and self._is_open(peer)]
+            open_ = [peer for peer in self._presence.peers if peer != rank and self._is_open(peer)]
             if not open_:
                 return
             time.sleep(0.02)
 
     def wait_for_answer(self) -> None:
         """After a failure: let the rank that gives the answer finish it."""
-        folder = self._watcher.folder
+        folder = self._presence.folder
         deadline = time.monotonic() + ANSWERED
         while folder is not None and time.monotonic() < deadline:
             answering = (folder.root / "answered.claimed").exists()
-            others = [peer for peer in self._watcher.peers if peer != self._watcher.rank]
+            others = [peer for peer in self._presence.peers if peer != self._presence.rank]
             if not answering or (folder.root / "said.claimed").exists():
                 return
             if all(note_if_gone(folder, peer) for peer in others):
@@ -165,7 +181,7 @@ class Stall:
 
     def _is_open(self, peer: int) -> bool:
         """Say whether nothing has come of a rank yet: no record, no end, and it is alive."""
-        folder = self._watcher.folder
+        folder = self._presence.folder
         assert folder is not None
         if folder.stall(peer).exists() or folder.end(peer).exists():
             return False
@@ -177,13 +193,13 @@ class Stall:
                 self._look()
             except Exception as error:
                 said = f"{type(error).__name__}: {error}"
-                self._watcher.note(f"no longer observed: hangs ({said})")
+                self._presence.note(f"no longer observed: hangs ({said})")
                 return
 
     def _look(self) -> None:
-        folder, now = self._watcher.folder, time.monotonic()
+        folder, now = self._presence.folder, time.monotonic()
         assert folder is not None
-        progress = (self._collectives.progress(), self._watcher.context.updates)
+        progress = (self._collectives.progress(), self._context.updates)
         if progress != self._progress:
             self._progress, self._since, self._looked = progress, now, False
         place = place_of(self._main)
@@ -208,7 +224,7 @@ class Stall:
         state = (progress, waiting, still)
         if state != self._told:
             self._tell(folder, state, now)
-        others = [peer for peer in self._watcher.peers if peer != self._watcher.rank]
+        others = [peer for peer in self._presence.peers if peer != self._presence.rank]
         if waiting and (
             not any(self._is_open(peer) for peer in others) or now - self._alarmed > GRACE
         ):
@@ -235,7 +251,7 @@ class Stall:
         return unmoved and waits_in_torch(sys._current_frames().get(self._main))
 
     def _tell(self, folder: Folder, state: tuple[Any, ...], now: float) -> None:
-        rank = self._watcher.rank
+        rank = self._presence.rank
         if self._told is None or self._told[0] != state[0]:
             folder.write(folder.calls(rank), self._collectives.to_json())
         content = {
@@ -244,31 +260,31 @@ class Stall:
             "still": state[2],
             "idle": now - self._since,
             "stack": stack_of(sys._current_frames().get(self._main)),
-            "updates": self._watcher.context.updates,
-            "since_update": self._watcher.context.window.so_far(),
+            "updates": self._context.updates,
+            "since_update": self._context.window.so_far(),
         }
         folder.write(folder.stall(rank), content)
         self._told = state
 
     def _withdraw(self, folder: Folder) -> None:
         self._told = self._alarmed = None
-        folder.stall(self._watcher.rank).unlink(missing_ok=True)
+        folder.stall(self._presence.rank).unlink(missing_ok=True)
 
     def _judge(self, folder: Folder) -> None:
         """Give the answer, on one rank, once it is sure that the run cannot go on."""
-        watcher = self._watcher
+        presence = self._presence
         if self._typed is not None and (folder.root / "stopped.claimed").exists():
             self._end()
-        evidence = gather(folder, watcher.peers, watcher.world_size)
+        evidence = gather(folder, presence.peers, presence.world_size)
         if not is_stuck(evidence):
             return
         if self._typed is None:
             if not self._spoken and folder.claim("hang-announced"):
-                answer = answer_to_stop(folder, watcher.peers, watcher.world_size)
+                answer = answer_to_stop(folder, presence.peers, presence.world_size)
                 say(f"{answer.headline} (type --hang-timeout SECONDS to end such a run)")
             self._spoken = True
         elif folder.claim("answered"):
-            answer = answer_to_stop(folder, watcher.peers, watcher.world_size)
+            answer = answer_to_stop(folder, presence.peers, presence.world_size)
             failed = self.outputs.write(answer)
             failed += Outputs(
                 json=f"{answer.kept}/watch.json", html=f"{answer.kept}/watch.html"
@@ -288,17 +304,10 @@ class Stall:
 
     def _before_exit(self, code: int = 0, *_: Any, **__: Any) -> None:
         """Leave word before an exit that runs no handlers, so that it is no sudden death."""
-        folder = self._watcher.folder
-        if folder is not None and not folder.end(self._watcher.rank).exists():
-            content = {
-                "code": code,
-                "optimizers": self._watcher.summary(),
-                "notes": self._watcher.notes,
-                "failed": self._watcher.failed,
-                "time": time.time(),
-                "error": None,
-            }
-            folder.write(folder.end(self._watcher.rank), content)
+        folder = self._presence.folder
+        if folder is not None and not folder.end(self._presence.rank).exists():
+            content = {"code": code, **self._account(), "time": time.time(), "error": None}
+            folder.write(folder.end(self._presence.rank), content)
 
 
 def note_if_gone(folder: Folder, rank: int) -> bool:
@@ -311,12 +320,6 @@ def note_if_gone(folder: Folder, rank: int) -> bool:
     if not folder.end(rank).exists() and not folder.gone(rank).exists():
         folder.write(folder.gone(rank), {"time": time.time(), "pid": about["pid"]})
     return True
-
-
-def say(text: str) -> None:
-    """Print on stderr in one piece."""
-    sys.stderr.write(f"crossrank: {text}\n")
-    sys.stderr.flush()
 
 
 def _flush() -> None:

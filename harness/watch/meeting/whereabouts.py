@@ -8,50 +8,52 @@ from __future__ import annotations
 
 import hashlib
 import socket
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import torch
 
+from harness.watch.divergence import Divergence
 from harness.watch.meeting.bridge import Bridge
-
-if TYPE_CHECKING:
-    from harness.watch.watcher import Watcher
+from harness.watch.meeting.presence import Presence
 
 
 class Whereabouts:
-    """Of the ranks of one watcher."""
+    """Of the ranks of one presence."""
 
-    def __init__(self, watcher: Watcher, told: Sequence[int] | None, chosen: str | None) -> None:
+    def __init__(
+        self,
+        presence: Presence,
+        on_peers: Callable[[Sequence[int]], None],
+        on_found: Callable[[Divergence, str], None],
+    ) -> None:
         """Begin to ask.
 
         Args:
-            watcher: the watcher of this rank, which has a folder by now.
-            told: the ranks of this host as the launcher tells it, or None.
-            chosen: the folder that was typed, if any.
+            presence: this rank among the others; it has a folder by now.
+            on_peers: called with the ranks that share the folder, if they are not those it knew.
+            on_found: called with what differs between this place and others, and with its source.
         """
-        self._watcher = watcher
-        self._told = told
-        self._chosen = chosen
+        self._presence = presence
+        self._on_peers = on_peers
         self._settled = False
         self._handed_over = False
         self._remarks: list[str] = []
         self._failed: str | None = None
         self._bridge: Bridge | None = None
         default_store = getattr(torch.distributed.distributed_c10d, "_get_default_store", None)
-        assert watcher.folder is not None
+        assert presence.folder is not None
         if default_store is None or not torch.distributed.is_initialized():
             self._failed = "the process group had no store"
             return
         self._bridge = Bridge(
             default_store(),
-            watcher.folder,
+            presence.folder,
             # Several watchers of one process meet in folders of their own.
-            name=hashlib.sha256((chosen or "").encode()).hexdigest()[:8],
-            rank=watcher.rank,
-            world_size=watcher.world_size,
+            name=hashlib.sha256((presence.chosen or "").encode()).hexdigest()[:8],
+            rank=presence.rank,
+            world_size=presence.world_size,
             host=socket.gethostname(),
-            on_found=watcher.announce,
+            on_found=on_found,
         )
 
     @property
@@ -77,30 +79,30 @@ class Whereabouts:
         Args:
             failed: the script has failed on this rank.
         """
-        watcher = self._watcher
-        assert watcher.folder is not None
+        presence = self._presence
+        assert presence.folder is not None
         given = None if self._bridge is None else self._bridge.hand_over(alone=failed)
         if given:
-            folder = watcher.folder
-            here = [r for r in range(watcher.world_size) if folder.read(folder.start(r))]
-            watcher.peers = sorted({*here, *watcher.peers})
+            folder = presence.folder
+            here = [r for r in range(presence.world_size) if folder.read(folder.start(r))]
+            presence.peers = sorted({*here, *presence.peers})
         self._handed_over = given is False
         if given is None:
-            alone = len(watcher.peers) == 1
-            watcher.note(
-                f"{_named(watcher.peers)} of {watcher.world_size} {'was' if alone else 'were'} "
+            alone = len(presence.peers) == 1
+            presence.note(
+                f"{_named(presence.peers)} of {presence.world_size} {'was' if alone else 'were'} "
                 f"compared with {'no other' if alone else 'each other only'}, and causes were "
                 f"judged from this host ({self.why_not or 'others are not known'}); type --folder "
                 "with a folder that all hosts share to compare all"
             )
         over_store = "; compared over the store of the run, after each update" if given else ""
         for remark in self._remarks:
-            watcher.note(remark + over_store)
+            presence.note(remark + over_store)
         if given and self._bridge is not None and not self._bridge.is_alone:
-            if watcher.compares_evaluations:
-                watcher.note("buffers at evaluations were compared among ranks of each host only")
+            if presence.evaluates:
+                presence.note("buffers at evaluations were compared among ranks of each host only")
             for limit in self._bridge.limits():
-                watcher.note(limit)
+                presence.note(limit)
         return given is not False
 
     def tell(self, code: int) -> None:
@@ -120,25 +122,25 @@ class Whereabouts:
             self._bridge.answered()
 
     def _settle(self, *, at_end: bool = False) -> None:
-        watcher, bridge = self._watcher, self._bridge
+        presence, bridge = self._presence, self._bridge
         places = None if bridge is None else bridge.places
         if self._settled or (places is None and not at_end and self.why_not is None):
             return
         self._settled = True
-        folder = watcher.folder
+        folder = presence.folder
         assert folder is not None
         if places is not None:
-            peers = places.of(watcher.rank)
-        elif self._told is not None:
-            peers = tuple(self._told)
+            peers = places.of(presence.rank)
+        elif presence.told is not None:
+            peers = tuple(presence.told)
         else:
-            peers = tuple(r for r in range(watcher.world_size) if folder.start(r).exists())
-        if list(peers) != watcher.peers:
-            watcher.narrow(peers)
+            peers = tuple(r for r in range(presence.world_size) if folder.start(r).exists())
+        if list(peers) != presence.peers:
+            self._on_peers(peers)
         if places is None or len(places.ranks) == 1:
             return
-        if self._chosen is not None:
-            self._remarks.append(f"--folder {self._chosen} is not one folder for all ranks")
+        if presence.chosen is not None:
+            self._remarks.append(f"--folder {presence.chosen} is not one folder for all ranks")
         apart = places.apart()
         if apart:
             groups = " | ".join(", ".join(map(str, group)) for group in apart)

@@ -47,7 +47,7 @@ def attach(
         return WATCHERS[process]
     watcher = WATCHERS[process] = Watcher(folder=folder)
     if audit_every is not None:
-        watcher.auditor = Auditor(watcher.context, audit_every)
+        watcher.updates.auditor = Auditor(watcher.context, audit_every)
     watcher.modules.add(*models)
 
     def at_exit() -> None:

@@ -26,12 +26,12 @@ def begin(options: Options) -> Watcher:
     if options.audit_every is not None:
         from harness.watch.audit.auditor import Auditor
 
-        watcher.auditor = Auditor(watcher.context, options.audit_every)
+        watcher.updates.auditor = Auditor(watcher.context, options.audit_every)
     if options.record or options.nudge is not None:
         from harness.watch.twin.recorder import Nudge, Recorder
 
         if options.record:
-            watcher.recorder = Recorder(options.record, watcher.context)
+            watcher.updates.recorder = Recorder(options.record, watcher.context)
         if options.nudge is not None:
             Nudge(options.nudge)
     return watcher
