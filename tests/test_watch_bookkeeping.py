@@ -392,6 +392,10 @@ def test_gradients_wiped_between_micro_batches():
     assert strength(cause, *states(*wiped, backwards=3)) is None
     kept = [("none", "kept", "kept")] * 4
     assert strength(cause, *states(*kept, backwards=3, forwards_without_sync=2)) is None
+    # Two passes around a point; whole gradients of sharded parameters.
+    for other in ("used", "elsewhere"):
+        held = [("none", other, other)] * 4
+        assert strength(cause, *states(*held, backwards=3, forwards_without_sync=2)) is None
 
 
 # Clips.
@@ -613,6 +617,33 @@ def test_parameters_that_are_nobodys():
     assert strength("stale_optimizer", owned(**orphans)) is None
     assert strength("params_in_no_optimizer", owned(**orphans)) == FACT
     assert strength("params_in_no_optimizer", owned(stray=2, **orphans)) is None
+
+
+def test_copies_that_the_script_writes_back_are_trained():
+    orphans = {"orphans": 2, "some_orphans": [["2.weight", [4, 2]], ["2.bias", [2]]]}
+    first = owned(written=0, **orphans)
+    assert strength("params_in_no_optimizer", first, owned(update=2, written=1, **orphans)) == FACT
+    assert strength("params_in_no_optimizer", first, owned(update=2, written=2, **orphans)) is None
+    assert strength("params_in_no_optimizer", first, owned(update=2, written=0)) == FACT
+
+
+def test_two_optimizers_with_the_parameters_of_one_model():
+    fields = {
+        "optimizer": 1,
+        "orphans": 4,
+        "some_orphans": [["0.weight", [4, 2]]],
+        "all_held_by": [0],
+        "models_in_none": 1,
+    }
+    cause = "optimizer_of_another_model"
+    in_turn = [{**window(u)(0), "step": u + 1, "optimizer": u % 2} for u in range(4)]
+    assert strength(cause, owned(**fields), *in_turn) == LIKELY
+    # The other one has stopped: this one was made anew.
+    before = [{**window(u)(0), "step": 0} for u in range(4)]
+    assert strength(cause, owned(**fields), *before) is None
+    # A part that is left out; a model of its own.
+    assert strength(cause, owned(**fields | {"models_in_none": 0}), *in_turn) is None
+    assert strength(cause, owned(**fields | {"all_held_by": []}), *in_turn) is None
 
 
 def test_a_broken_tie_and_a_frozen_layer_that_moves():

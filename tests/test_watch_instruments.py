@@ -462,6 +462,30 @@ def test_gradients_that_stay_are_told_from_those_that_somebody_writes(observed, 
     assert sum(state == ["kept"] for state in states) == kept, states
 
 
+@pytest.mark.parametrize("second", ["another point", "the same point", "fully sharded"])
+def test_gradients_of_a_first_pass_may_be_used_before_the_second(observed, second):
+    net, optimizer = small()
+    if second == "fully sharded":
+        for parameter in net.parameters():
+            parameter.device_mesh = None
+    for _ in range(3):
+        net(torch.ones(2, 3)).square().sum().backward()
+        before = [p.detach().clone() for p in net.parameters()]
+        for parameter in net.parameters() if second == "another point" else ():
+            parameter.data.add_(parameter.grad, alpha=0.05)
+        optimizer.zero_grad()
+        net(torch.ones(2, 3)).square().sum().backward()
+        for parameter, value in zip(net.parameters(), before, strict=True):
+            parameter.data = value
+        observed.step(optimizer)
+        optimizer.zero_grad()
+    states = [event.get("gradients of optimizer 0") for event in observed.events("update")]
+    said = {"another point": "used", "the same point": "none", "fully sharded": "elsewhere"}
+    assert [state[1] for state in states[1:]] == [said[second]] * 2
+    # An update moves the weights as well, and is no use of the first pass.
+    assert states[-1][0] in ("none", "elsewhere")
+
+
 def no_op(*_):
     """A hook, which may have brought the gradients."""
 
@@ -583,6 +607,43 @@ def test_tensors_that_are_trained_by_themselves_are_counted(observed):
     observed.step(optimizer)
     (event,) = observed.events("ownership")
     assert (event["stray"], event["free"], event["orphans"]) == (2, 1, 4)
+
+
+def test_two_optimizers_at_work_on_one_model(observed):
+    (one, _), (other, _) = small(), small()
+    first, second = (torch.optim.SGD(one.parameters(), lr=0.1) for _ in range(2))
+    for _ in range(2):
+        one(torch.ones(2, 3)).sum().backward()
+        observed.step(first)
+        second.zero_grad()
+        other(torch.ones(2, 3)).sum().backward()
+        observed.step(second)
+    event = observed.events("ownership")[-1]
+    # Held by another optimizer, they are no leftovers of a model that was converted.
+    assert (event["optimizer"], event["stray"], event["orphans"]) == (1, 0, 4)
+    assert (event["all_held_by"], event["models_in_none"]) == ([0], 1)
+
+
+def test_copies_and_views_of_what_an_optimizer_holds(observed):
+    net, _ = small()
+    masters = [p.detach().clone().requires_grad_() for p in net.parameters()]
+    optimizer = torch.optim.SGD(masters, lr=0.1)
+    for _ in range(3):
+        net(torch.ones(2, 3)).sum().backward()
+        for master, parameter in zip(masters, net.parameters(), strict=True):
+            master.grad = parameter.grad.clone()
+        observed.step(optimizer)
+        with torch.no_grad():
+            for master, parameter in zip(masters, net.parameters(), strict=True):
+                parameter.copy_(master)
+    assert [event["written"] for event in observed.events("ownership")] == [0, 4]
+    flat = nn.Parameter(torch.zeros(26))
+    for parameter, view in zip(net.parameters(), flat.detach().split([12, 4, 8, 2]), strict=True):
+        parameter.data = view.view_as(parameter)
+    flat.grad = torch.ones(26)
+    before = len(observed.events("ownership"))
+    observed.step(torch.optim.SGD([flat], lr=0.1))
+    assert len(observed.events("ownership")) == before
 
 
 @pytest.mark.parametrize("tied", ["tied", "copied", "never"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from harness.causes.cause import Diagnosis, Strength, cause
 from harness.watch.evidence import Evidence
+from harness.watch.journal import Event
 
 
 @cause(
@@ -51,7 +52,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
 def params_in_no_optimizer(evidence: Evidence) -> Diagnosis | None:
     """Note parameters with gradients that nobody updates: often wanted, so a fact."""
     for event in evidence.events("ownership"):
-        if event["orphans"] and not event["stray"]:
+        if event["orphans"] and not event["stray"] and not _by_hand(evidence, event):
             names = ", ".join(name for name, _ in event["some_orphans"])
             return Diagnosis(
                 strength=Strength.FACT,
@@ -62,6 +63,49 @@ def params_in_no_optimizer(evidence: Evidence) -> Diagnosis | None:
                 step=event["update"],
                 explains=False,
             )
+    return None
+
+
+def _by_hand(evidence: Evidence, event: Event) -> bool:
+    """Say whether the script writes to all of them itself, as with copies that are optimized."""
+    return any(
+        later["optimizer"] == event["optimizer"] and later.get("written") == later["orphans"] > 0
+        for later in evidence.events("ownership", event["rank"])
+    )
+
+
+@cause(
+    family="ownership",
+    sees="One of two models does not learn; the other one learns too fast. No error comes.",
+    why="Both optimizers were given the parameters of the same model: it gets two updates, and the "
+    "other one none.",
+    confirm="Count the parameters of each model that are in each optimizer's param_groups, by id.",
+    change="give each optimizer the parameters of its own model",
+    fix="""
+optimizer_g = torch.optim.Adam(generator.parameters(), lr=lr)
+optimizer_d = torch.optim.Adam(discriminator.parameters(), lr=lr)      # not the generator's
+""",
+)
+def optimizer_of_another_model(evidence: Evidence) -> Diagnosis | None:
+    """Recognise two optimizers at work on the same parameters, beside a model that is in none."""
+    for event in evidence.events("ownership"):
+        shared = event.get("all_held_by", [])
+        windows = [u for u in evidence.updates(event["rank"]) if u["step"] > event["step"]]
+        # One that was made anew, with the old one still there, takes turns with nobody.
+        if not event.get("models_in_none") or not any(u["optimizer"] in shared for u in windows):
+            continue
+        names = ", ".join(name for name, _ in event["some_orphans"])
+        return Diagnosis(
+            strength=Strength.LIKELY,
+            because=(
+                f"all {event['held']} parameters of optimizer {event['optimizer']} are in "
+                f"optimizer {shared[0]} too, and {event['orphans']} with a gradient are in none: "
+                f"{names}",
+            ),
+            step=event["update"],
+            tensor=event["some_orphans"][0][0],
+            explains=False,
+        )
     return None
 
 

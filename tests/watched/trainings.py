@@ -28,7 +28,7 @@ class Dropout(nn.Dropout):
 
 
 class Net(nn.Module):
-    def __init__(self, tied=False, checkpointed=None):
+    def __init__(self, tied=False, checkpointed=None, spectral=False):
         super().__init__()
         self.embed = nn.Embedding(11, 16)
         self.body = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU(), Dropout(0.3))
@@ -36,6 +36,9 @@ class Net(nn.Module):
         self.checkpointed = checkpointed
         if tied:
             self.head.weight = self.embed.weight
+        if spectral:
+            # Whoever reads its weight makes a step of the iteration.
+            nn.utils.parametrizations.spectral_norm(self.head)
 
     def forward(self, ids):
         x = self.embed(ids).mean(1)
@@ -240,6 +243,7 @@ CASES = {
     "two_models": adversaries,
     "averaged_weights": averaged,
     "tied_weights": lambda: plain(net={"tied": True}),
+    "spectral_norm": lambda: plain(net={"spectral": True}),
     "loader_workers": from_workers,
     "closure": with_closure,
     "compiled_eager": lambda: plain(backend="eager"),

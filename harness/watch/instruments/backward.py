@@ -28,6 +28,8 @@ class _Gradient:
         self.stays = False
         """Whether nothing took it away before the last backward pass."""
         self._began_with: list[float] | None = None
+        self._parameter_was: list[float] | None = None
+        """The first elements of the parameter after the last backward pass, while they are read."""
 
     def look(self) -> None:
         """Remember it as it is."""
@@ -39,12 +41,28 @@ class _Gradient:
         self.look()
         self._began_with = self._first_elements()
 
+    def look_at_parameter(self) -> None:
+        """Remember the parameter as this backward pass has left it."""
+        self._parameter_was = self._elements(self.parameter())
+
+    def forget_parameter(self) -> None:
+        """Compare it with nothing: an update was made."""
+        self._parameter_was = None
+
     def state(self) -> str:
-        """Say what happened to it since: none (taken away), touched, or kept."""
+        """Say what happened to it since: none (taken away), used, elsewhere, touched, or kept."""
         now = self._now()
-        if now is None:
-            return "none"
-        return "kept" if now == self._seen else "touched"
+        if now is not None:
+            return "kept" if now == self._seen else "touched"
+        parameter = self.parameter()
+        if parameter is not None and hasattr(parameter, "device_mesh"):
+            # Fully sharded: what is added up without a reduction is kept in whole tensors.
+            return "elsewhere"
+        was = self._parameter_was
+        if was is not None and was != self._elements(parameter):
+            # As the first of two passes that look around a point: it was not to be added to.
+            return "used"
+        return "none"
 
     def _now(self) -> tuple[int, int] | None:
         parameter = self.parameter()
@@ -69,7 +87,13 @@ class _Gradient:
         gradient = self._gradient()
         if gradient is None:
             return None
-        elements: list[float] = local_part(gradient).detach().reshape(-1)[:_ELEMENTS].tolist()
+        return self._elements(gradient)
+
+    @staticmethod
+    def _elements(tensor: torch.Tensor | None) -> list[float] | None:
+        if tensor is None or tensor.layout != torch.strided:
+            return None
+        elements: list[float] = local_part(tensor).detach().reshape(-1)[:_ELEMENTS].tolist()
         return elements
 
 
@@ -140,6 +164,7 @@ class Backward:
                     self._without[number] = _Without(held)
                 return
             known = self._gradients[number] = _Gradient(number, first)
+        known.forget_parameter()
         # Where nothing takes the gradients away, whether somebody shrinks them is worth a look.
         if known.stays and self._may_read(known):
             known.look_closer()
@@ -181,6 +206,8 @@ class Backward:
                 state = "touched"
             self._context.window.add(gradient.name, state)
             gradient.look()
+            if self._context.updates < ALL_OF and self._may_read(gradient):
+                gradient.look_at_parameter()
         for number, known in self._without.items():
             if known.has_gradient():
                 self._context.window.count(_left_for(number))
