@@ -27,6 +27,9 @@ CASES = {
     for module in (classifier, by_hand, wide)
     for fault in module.FAULTS
 }
+# The same fault where large tensors are read in full at every update.
+CASES["wide-element-whole"] = CASES["wide-element"] | {"whole": True}
+CASES["wide-none-whole"] = CASES["wide-none"] | {"whole": True}
 BATCH_NORM = {"norm.running_mean", "norm.running_var"}
 FAULTY = {
     # case: step, phase, kind, tensors, odd ranks
@@ -39,6 +42,7 @@ FAULTY = {
     "classifier-lr": (0, "gradients", "setting", {"param_groups[0]['lr']"}, (1,)),
     # Written before update 10, in the last quarter of the tensor: that is read after update 11.
     "wide-element": (11, "parameters", "parameter", {"0.weight"}, (1,)),
+    "wide-element-whole": (10, "parameters", "parameter", {"0.weight"}, (1,)),
     "wide-spread": (10, "parameters", "parameter", {"0.weight"}, (1,)),
     "by_hand-layer": (2, "gradients", "gradient", {"2.bias", "2.weight"}, ()),
     "by_hand-init": (0, "start", "parameter", {"0.weight", "4.bias"}, (1,)),
@@ -50,6 +54,7 @@ EXACT = {
     "classifier-replaced",
     "classifier-lr",
     "wide-element",
+    "wide-element-whole",
     "wide-spread",
     "by_hand-layer",
 }
@@ -60,6 +65,7 @@ HEALTHY = {
     "classifier-average_on_rank_0": 0,
     "by_hand-none": 0,
     "wide-none": 0,
+    "wide-none-whole": 0,
     "by_hand-unequal_updates": 0,
     "by_hand-parts": 0,
     # Each rank trains a model of its own: there is nothing to compare, which is said.
@@ -102,7 +108,9 @@ def test_a_fault_is_found_in_its_step_with_tensor_and_rank(runs, case):
     assert found.differences[0].odd == odd
 
 
-@pytest.mark.parametrize(("case", "steps"), [("element", [9, 10, 11]), ("spread", [9, 10])])
+@pytest.mark.parametrize(
+    ("case", "steps"), [("element", [9, 10, 11]), ("spread", [9, 10]), ("element-whole", [10])]
+)
 def test_what_is_read_in_parts_is_dated_by_the_write_itself(runs, case, steps):
     found = min(findings(runs, f"wide-{case}"), key=lambda one: one.order)
     assert list(found.steps) == steps

@@ -38,9 +38,19 @@ class Stream:
         optimizer: torch.optim.Optimizer,
         known: dict[int, Known],
         rank: int,
+        *,
+        whole: bool = False,
     ) -> None:
-        """Take stock of the parameters of an optimizer."""
+        """Take stock of the parameters of an optimizer.
+
+        Args:
+            optimizer: whose parameters.
+            known: what is known of each of them, by `id`.
+            rank: this one.
+            whole: read all of a large tensor at every update, not samples or parts.
+        """
         self._digest = Digester()
+        self._whole = whole
         self._groups = optimizer.param_groups
         first = self._groups[0] if self._groups else {}
         settings = getattr(optimizer, "defaults", None) or first
@@ -69,7 +79,7 @@ class Stream:
                         cohort=cohort_of(parameter, rank, sharded=about.sharded),
                         wrapped=about.wrapped,
                         constant=_is_constant(local_part(parameter)),
-                        parts=parts_of(local_part(parameter)),
+                        parts=0 if whole else parts_of(local_part(parameter)),
                     )
                 )
         self._staged: Staged | None = None
@@ -106,7 +116,7 @@ class Stream:
                 dtype=entry.dtype,
                 cohort=entry.cohort,
                 wrapped=entry.wrapped,
-                sampled=is_sampled(local_part(parameter)),
+                sampled=not self._whole and is_sampled(local_part(parameter)),
                 constant=_is_zero(parameter.grad),
             )
             for entry, parameter in zip(self._entries, self._parameters, strict=True)
@@ -159,7 +169,7 @@ class Stream:
         gradients = [parameter.grad for parameter in self._parameters]
         parts = [None if grad is None else local_part(grad) for grad in gradients]
         # What the first gradients say of replicas and parts holds for the whole run.
-        sampled = update > 0
+        sampled = update > 0 and not self._whole
         if sampled:
             self._staged = self._digest.stage(parts, self._local(), part_at(update))
         if self._staged is not None:
@@ -170,10 +180,11 @@ class Stream:
     def after(self, update: int) -> tuple[list[int] | None, list[int] | Pending]:
         """Return the digests that `before` owed, and those of the parameters after an update.
 
-        Of large parameters they are those of a part.
+        Of large parameters they are those of a part, unless all is to be read.
         """
         if self._staged is None:
-            return None, self._digest.later(self._local(), part=part_at(update))
+            part = None if self._whole else part_at(update)
+            return None, self._digest.later(self._local(), part=part)
         gradients, parameters = self._staged.finish(self._local())
         self._staged = None
         return [*self._settings_before, *gradients], parameters

@@ -59,6 +59,7 @@ class Updates:
         instruments: Instruments,
         *,
         unequal: Sequence[str],
+        whole: bool,
         on_found: Callable[[Divergence, str], None],
     ) -> None:
         """Wait for the first update.
@@ -68,12 +69,14 @@ class Updates:
             modules: those that the program has built, for the names of parameters.
             instruments: they are told of each update.
             unequal: patterns of names of parameters that differ between ranks on purpose.
+            whole: read all of a large tensor at every update.
             on_found: called with a difference, and the optimizer; it sets `decided`.
         """
         self._presence = presence
         self._modules = modules
         self._instruments = instruments
         self._unequal = tuple(unequal)
+        self._whole = whole
         self._on_found = on_found
         self.decided = False
         """Whether a difference was found, so that there is nothing left to compare."""
@@ -210,7 +213,7 @@ class Updates:
             key: replace(one, sharded=True) if self._is_unequal(one.name) else one
             for key, one in self._modules.known(held).items()
         }
-        observed.stream = stream = Stream(optimizer, known, self._presence.rank)
+        observed.stream = stream = Stream(optimizer, known, self._presence.rank, whole=self._whole)
         self._instruments.described(observed.number, optimizer, observed.updates, stream.held)
         stream.changed()
         if self._instruments.averages(observed.number):

@@ -52,6 +52,7 @@ class Watcher:
         folder: str | None = None,
         hang_timeout: float | None = None,
         unequal: Sequence[str] = (),
+        whole: bool = False,
     ) -> None:
         """Register torch's global hooks; nothing else of the program is touched.
 
@@ -59,6 +60,7 @@ class Watcher:
             folder: one that all hosts share; the default is a temporary one of this host.
             hang_timeout: seconds after which a run that is stuck is ended; None leaves it to torch.
             unequal: patterns of names of parameters that differ between ranks on purpose.
+            whole: read all of a large tensor at every update, not samples or parts.
         """
         self.presence = Presence(folder)
         self.found: Divergence | None = None
@@ -76,6 +78,7 @@ class Watcher:
             self.modules,
             self.instruments,
             unequal=unequal,
+            whole=whole,
             on_found=self._report,
         )
         self._evaluations = Evaluations(self.context, self._guard(self._at_evaluation))

@@ -22,7 +22,7 @@ def main():
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
     for name, case in cases.items():
-        watcher = Watcher(folder=str(out / name))
+        watcher = Watcher(folder=str(out / name), whole=case.get("whole", False))
         try:
             fixture = importlib.import_module(f"tests.watched.{case['script']}")
             fixture.train(argparse.Namespace(**case["arguments"]))

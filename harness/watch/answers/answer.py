@@ -167,7 +167,8 @@ def evidence(found: Divergence, *, source: str) -> list[str]:
         GRADIENTS: f"before update {step}, in what it is made from",
     }.get(found.phase, f"after update {step}; its {_equal_until_then(found)}")
     if found.since is not None:
-        when += f" (it is read in parts, one at an update: made by one of {found.since} to {step})"
+        span = f"made by one of {found.since} to {step}"
+        when += f" (it is read in parts, one at an update: {span}; --whole would tell which)"
     lines = [
         f"  where    {when}, of {source}; steps count from 0",
         f"  compared {found.compared} of this kind on {ranks(found.ranks)}",

@@ -21,6 +21,7 @@ def attach(
     folder: str | None = None,
     quiet: bool = False,
     audit_every: int | None = None,
+    whole: bool = False,
 ) -> Watcher:
     """Watch from here on; call it on every rank, after the model and its optimizer are made.
 
@@ -34,6 +35,8 @@ def attach(
         quiet: say something only if something is wrong.
         audit_every: audit every n-th update, the first one included: replay it in one process and
             compare the gradients.
+        whole: read large tensors whole at every update, so that a difference in one element of
+            them is dated to its step.
 
     Raises:
         ValueError: audit_every is less than 1.
@@ -45,7 +48,7 @@ def attach(
     if process in WATCHERS:
         WATCHERS[process].modules.add(*models)
         return WATCHERS[process]
-    watcher = WATCHERS[process] = Watcher(folder=folder)
+    watcher = WATCHERS[process] = Watcher(folder=folder, whole=whole)
     if audit_every is not None:
         watcher.updates.auditor = Auditor(watcher.context, audit_every)
     watcher.modules.add(*models)

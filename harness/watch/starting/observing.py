@@ -20,7 +20,10 @@ def begin(options: Options) -> Watcher:
     from harness.watch.watcher import WATCHERS, Watcher
 
     watcher = WATCHERS[os.getpid()] = Watcher(
-        folder=options.folder, hang_timeout=options.hang_timeout, unequal=options.unequal
+        folder=options.folder,
+        hang_timeout=options.hang_timeout,
+        unequal=options.unequal,
+        whole=options.whole,
     )
     watcher.stall.outputs = options.outputs
     if options.audit_every is not None:

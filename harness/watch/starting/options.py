@@ -37,6 +37,7 @@ class Options:
     hang_timeout: float | None
     outputs: Outputs
     unequal: tuple[str, ...]
+    whole: bool
     record: str | None
     nudge: int | None
     audit_every: int | None
@@ -95,6 +96,12 @@ def parse(arguments: Sequence[str]) -> Options:
         help="parameters that differ between ranks on purpose, such as 'experts.*'",
     )
     parser.add_argument(
+        "--whole",
+        action="store_true",
+        help="read large tensors whole at every update: a difference in one element of them is "
+        "dated to its step, for some percent of the time of a step",
+    )
+    parser.add_argument(
         "-m",
         dest="is_module",
         action="store_true",
@@ -107,6 +114,7 @@ def parse(arguments: Sequence[str]) -> Options:
         script=read.script,
         is_module=read.is_module,
         unequal=tuple(read.unequal),
+        whole=read.whole,
         arguments=tuple(read.arguments),
         quiet=read.quiet,
         folder=read.folder,
