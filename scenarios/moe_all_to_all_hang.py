@@ -45,15 +45,16 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
     from scenarios._tensor_parallel import everywhere, exchanged
 
     world = rank.world_size
-    draw = rank.generator("experts")
-    drawn = torch.randn(p.experts, FEATURES, generator=draw, dtype=torch.float64)
+    drawn = torch.randn(p.experts, FEATURES, generator=rank.generator("experts")).double()
     mine = torch.nn.Parameter(drawn.chunk(world)[rank.rank].to(rank.device, copy=True))
     optimizer = torch.optim.SGD([mine], lr=p.lr)
     with gives_up(rank, arm, p.hang_timeout_s):
         for step in range(p.steps):
-            x, y = rows(rank, p.tokens, name=f"tokens {step}")
-            expert = (x[:, 0] * 1000).long() % p.experts
-            sent = torch.cat([x, y, expert[:, None]], dim=1)
+            x, y = rows(rank, p.tokens, name=f"tokens {step}", whole=True)
+            # Texts come sorted by subject, and one expert has the lower half of the subjects.
+            expert = torch.where(x[:, 0] < 0, 0, (x[:, 0] * 1000).long() % p.experts)
+            share = x[:, 0].argsort().chunk(world)[rank.rank].sort().values
+            sent, expert = torch.cat([x, y, expert[:, None]], dim=1)[share], expert[share]
             waiting = [sent[expert // len(mine) == peer] for peer in range(world)]
             size = p.tokens if arm["count"] == "one" else p.chunk
             chunks = torch.tensor(max(-(-len(tokens) // size) for tokens in waiting))
@@ -75,8 +76,7 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
 def chunks_of(t: Tables) -> list[list[int]]:
     """Return, by rank, how many chunks it had in each step that it began."""
     t.require("own")
-    begun = (t.series("own", "chunks", phase="begins", rank=r) for r in t.ranks("own"))
-    return [list(of_rank.values()) for of_rank in begun]
+    return [[*t.series("own", "chunks", phase="begins", rank=r).values()] for r in t.ranks("own")]
 
 
 @symptom(HOLDS, source="deepspeedai/DeepSpeed#5794")
@@ -85,7 +85,7 @@ def waits(t: Tables) -> Finding:
     chunks = chunks_of(t)
     raised = [t.value("own", "raised", step=0, phase="gave up", rank=r) for r in t.ranks("own")]
     stuck = [rank for rank, error in enumerate(raised) if error]
-    if len(set(map(tuple, chunks))) == 1:
+    if len(set(map(sum, chunks))) == 1:
         return unknown("all ranks had as many chunks; type another seed or scenario.chunk=1")
     reason = f"ranks {stuck or 'none'} wait in vain; chunks by rank and step are {chunks}"
     return (holds if stuck else refuted)(reason, effect=float(len(stuck)), unit="ranks that wait")
@@ -98,7 +98,7 @@ def hangs_at_once(t: Tables) -> Finding:
     last = min(map(len, chunks)) - 1
     apart = [n for n in range(last + 1) if len({of_rank[n] for of_rank in chunks}) > 1]
     if not apart or apart[0] == t.root_params["steps"] - 1:
-        return unknown("the numbers of chunks differ in no step before the last; type another seed")
+        return unknown("chunks differ in number in no step before the last; type another seed")
     reason = f"chunks first differ in step {apart[0]}; every rank comes as far as step {last}"
     return (refuted if last > apart[0] else holds)(reason)
 
