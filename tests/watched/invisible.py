@@ -89,7 +89,9 @@ def visible(result):
     seen = {}
     for number, model in enumerate(models):
         for name, module in model.named_modules():
-            about = [type(module).__name__, sorted(vars(module)), dir(module)]
+            # Python itself keeps the slots of a class with it, once one of its objects is copied.
+            names = [one for one in dir(module) if one != "__slotnames__"]
+            about = [type(module).__name__, sorted(vars(module)), names]
             seen[f"attributes of {number} {name}"] = repr(about)
         for name, parameter in model.named_parameters():
             hooks = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
