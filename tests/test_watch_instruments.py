@@ -48,7 +48,7 @@ class Observed:
         number = self._numbers.setdefault(id(optimizer), len(self._numbers))
         update = self._updates.get(number, 0)
         self.instruments.before_update(number, optimizer, update)
-        self._backward.before_update(number)
+        self._backward.before_update(number, optimizer)
         optimizer.step(closure)
         self._backward.after_update(number, optimizer)
         self.instruments.after_update(number)
@@ -555,6 +555,34 @@ def test_a_closure_makes_its_gradients_inside_of_the_step(observed):
     for event in observed.events("update"):
         assert event["backwards"] == 1
         assert "cleared_before_step of optimizer 0" not in event
+
+
+@pytest.mark.parametrize(
+    ("way", "seen"),
+    [("zeros", True), ("before", False), ("one", False), ("by_hand", False), ("dead", False)],
+)
+def test_zeros_written_between_backward_and_the_update(observed, way, seen):
+    net, optimizer = small()
+    for _ in range(12):
+        if way in ("before", "dead"):
+            optimizer.zero_grad(set_to_none=False)
+        inputs = torch.zeros(2, 3) if way == "dead" else torch.ones(2, 3)
+        (net(inputs).square().sum() * (0 if way == "dead" else 1)).backward()
+        if way == "one":
+            net[0].weight.grad.zero_()
+        if way == "by_hand":
+            for parameter in net.parameters():
+                parameter.data.sub_(0.01 * parameter.grad)
+        if way in ("zeros", "by_hand"):
+            optimizer.zero_grad(set_to_none=False)
+        observed.step(optimizer)
+    cleared = [
+        event["update"]
+        for event in observed.events("update")
+        if event.get("cleared_before_step of optimizer 0")
+    ]
+    # What the first update was made from is not known.
+    assert cleared == (list(range(1, 12)) if seen else [])
 
 
 # Ownership and checkpoints.

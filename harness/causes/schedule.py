@@ -142,7 +142,7 @@ def gradients_not_cleared(evidence: Evidence) -> Diagnosis | None:
     sees="The loss stays where it began; nothing fails.",
     why="Gradients are cleared between backward and the update, and an optimizer leaves a "
     "parameter without a gradient as it is.",
-    confirm="Print p.grad of one parameter right before optimizer.step(): it is None.",
+    confirm="Print p.grad of one parameter right before optimizer.step(): it is None, or zeros.",
     change="call optimizer.zero_grad() before the backward pass, or after the update",
     fix="""
 optimizer.zero_grad()
@@ -162,7 +162,7 @@ def gradients_cleared_before_step(evidence: Evidence) -> Diagnosis | None:
                 strength=Strength.PROVEN,
                 because=(
                     f"at {len(windows[0])} of {len(windows[0])} updates no parameter had a "
-                    "gradient, and backward had left some",
+                    "gradient, or all had zeros, and backward had left some",
                 ),
                 where=next(iter(first.get("backward_at", ())), None),
                 step=first["update"],

@@ -81,7 +81,7 @@ class Instruments:
     def before_update(self, number: int, optimizer: torch.optim.Optimizer, update: int) -> None:
         """Note that an optimizer is about to make an update."""
         self._bookkeeping.before_update(number, optimizer, update)
-        self._backward_before(number)
+        self._backward_before(number, optimizer)
         self._describe_wrappers()
         self._look(number, update)
 

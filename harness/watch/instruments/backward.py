@@ -30,6 +30,9 @@ class _Gradient:
         self._began_with: list[float] | None = None
         self._parameter_was: list[float] | None = None
         """The first elements of the parameter after the last backward pass, while they are read."""
+        self._was_something = False
+        self._zeroed = False
+        """Whether it was all zeros at the last update that was looked at closely."""
 
     def look(self) -> None:
         """Remember it as it is."""
@@ -58,17 +61,42 @@ class _Gradient:
         if parameter is not None and hasattr(parameter, "device_mesh"):
             # Fully sharded: what is added up without a reduction is kept in whole tensors.
             return "elsewhere"
-        was = self._parameter_was
-        if was is not None and was != self._elements(parameter):
+        if self.parameter_changed():
             # As the first of two passes that look around a point: it was not to be added to.
             return "used"
         return "none"
+
+    def parameter_changed(self) -> bool:
+        """Say whether the parameter was written since the last backward pass, as far as is known.
+
+        `p.data` raises no version.
+        """
+        was = self._parameter_was
+        return was is not None and was != self._elements(self.parameter())
 
     def _now(self) -> tuple[int, int] | None:
         parameter = self.parameter()
         gradient = None if parameter is None else parameter.grad
         # Whoever writes to a tensor raises its version.
         return None if gradient is None else (id(gradient), gradient._version)
+
+    def look_for_zeros(self) -> None:
+        """Remember whether the backward pass has left anything but zeros."""
+        gradient = self._gradient()
+        self._was_something = gradient is not None and bool(gradient.any())
+
+    def was_zeroed(self, *, closely: bool) -> bool:
+        """Say whether zeros were written to it since, where backward had left something.
+
+        Args:
+            closely: look at what was not zeroed the last time, too.
+        """
+        if closely or self._zeroed:
+            gradient = self._gradient()
+            written = gradient is not None and self.state() == "touched"
+            known = self._was_something or not closely
+            self._zeroed = bool(written and known and gradient is not None and not gradient.any())
+        return self._zeroed
 
     def changed_unseen(self) -> bool:
         """Say whether it was written through `grad.data`, which raises no version."""
@@ -142,13 +170,28 @@ class Backward:
         """Put torch's own function back."""
         self._patches.close()
 
-    def before_update(self, number: int) -> None:
-        """Note an update without a gradient although backward had left some."""
+    def before_update(self, number: int, optimizer: torch.optim.Optimizer) -> None:
+        """Note an update without a gradient, or from zeros, although backward had left some."""
         known, window = self._without.get(number), self._context.window
-        if known is None or not window.so_far().get(_left_for(number)):
-            return
-        if not known.has_gradient() and known.unchanged():
+        if known is not None and window.so_far().get(_left_for(number)):
+            cleared = not known.has_gradient() and known.unchanged()
+        else:
+            cleared = self._zeroed(number, optimizer)
+        if cleared:
             window.count(f"cleared_before_step of optimizer {number}")
+
+    def _zeroed(self, number: int, optimizer: torch.optim.Optimizer) -> bool:
+        """Say whether zeros were written to all gradients since the last backward pass."""
+        known = self._gradients.get(number)
+        if known is None or optimizer._optimizer_step_pre_hooks or not self._may_read(known):
+            return False
+        closely = self._context.window.is_sparse(self._context.updates)
+        if not known.was_zeroed(closely=closely) or known.parameter_changed():
+            return False
+        # One parameter may be frozen in this way, and the others not.
+        gradients = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
+        plain = [local_part(g) for g in gradients if g.layout == torch.strided]
+        return len(plain) == len(gradients) and not any(bool(g.any()) for g in plain)
 
     def after_update(self, number: int, optimizer: torch.optim.Optimizer) -> None:
         """Remember the gradients that an update was made from."""
@@ -206,6 +249,9 @@ class Backward:
                 state = "touched"
             self._context.window.add(gradient.name, state)
             gradient.look()
+            sparse = self._context.window.is_sparse(self._context.updates)
+            if sparse and self._may_read(gradient):
+                gradient.look_for_zeros()
             if self._context.updates < ALL_OF and self._may_read(gradient):
                 gradient.look_at_parameter()
         for number, known in self._without.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from harness.watch.instruments.context import Context
 from harness.watch.instruments.patches import Patches
 
 SIZE = 1024
+UPDATES = struct.Struct("<q")
+"""At the end of the page: how many updates had been made at the last backward pass."""
 _FIRST = ("all_reduce", "broadcast", "reduce", "gather", "send", "recv", "isend", "irecv")
 """Collectives whose first argument is what the rank brings; of the others it is the second."""
 _SECOND = (
@@ -38,6 +41,7 @@ class LastCall:
 
     def __init__(self, context: Context) -> None:
         """Put functions around torch's own; nothing is written until there is a file."""
+        self._context = context
         self._page: mmap.mmap | None = None
         self._count = 0
         self._said: tuple[int, str, str | None] | None = None
@@ -75,6 +79,8 @@ class LastCall:
             self._count += depth
             if self._page is None:
                 return
+            if not depth:
+                UPDATES.pack_into(self._page, SIZE - UPDATES.size, self._context.updates)
             brings = args[place] if 0 <= place < len(args) else None
             if place >= 0 and brings is None:
                 brings = next((kwargs[key] for key in _BRINGS if key in kwargs), None)
@@ -94,9 +100,10 @@ class LastCall:
                     "elements": sum(one.numel() for one in tensors),
                     "dtype": str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
                     "at": at,
+                    "updates": self._context.updates,
                 }
             )
-            written = text.encode()[: SIZE - 1] + b"\n"
+            written = text.encode()[: SIZE - UPDATES.size - 1] + b"\n"
             self._page[: len(written)] = written
 
         return write
