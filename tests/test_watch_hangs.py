@@ -24,7 +24,13 @@ from harness.watch.hangs.pairing import (
     Frame,
     first_unpaired,
 )
-from harness.watch.hangs.reading import loops_left, loops_of, rank_guard, same_branching
+from harness.watch.hangs.reading import (
+    loops_apart,
+    loops_left,
+    loops_of,
+    rank_guard,
+    same_branching,
+)
 from harness.watch.hangs.stopping import is_stuck
 from tests.watching import ROOT, environment, torchrun
 
@@ -148,10 +154,12 @@ def test_a_run_that_is_stuck_is_ended_after_the_time_that_was_typed():
     assert answer["exit_code"] == 21
 
 
-def test_a_rank_that_gloo_aborts_has_left_word_of_its_last_call():
-    ended = watched("shape_mismatch", ranks=2)
+def test_a_rank_that_gloo_aborts_has_left_word_of_its_last_call(tmp_path):
+    ended = watched("shape_mismatch", ranks=2, options=("--json", tmp_path / "answer.json"))
     assert "Signal 6 (SIGABRT)" in ended.stderr
+    # What was asked for is written, though no rank has lived to do it.
     (first,) = said(ended)
+    assert json.loads((tmp_path / "answer.json").read_text())["headline"] == first
     where = line("shape_mismatch", "dist.all_reduce")
     assert first.startswith(f"rank 1: called all_reduce of 2 float32 at {WAYS}:{where}")
     assert "paired with all_reduce of 4096 float32" in first
@@ -418,6 +426,64 @@ done()
 """
 
 
+ABORTED = """\
+for epoch in range(9):
+    prepare(reduced)
+    for batch in loader:
+        loss.backward()
+        if score < best:
+            break
+    report(reduced)
+    for batch in own:
+        loss.backward()
+"""
+
+
+def aborted(call_at, backward_at, *, updates=5, count=1, dead=0, wrapped=True, path="train.py"):
+    """What is left where rank 0 was in a call of its own and rank 1 in a backward pass."""
+    call = {"operation": "all_reduce", "shapes": [[]], "elements": 1, "dtype": "int64", "count": 2}
+    backward = {"operation": "backward", "shapes": [], "elements": 0, "dtype": "", "count": count}
+    wraps = ({"kind": "wrap", "module": 0, "step": 0},) if wrapped else ()
+    return Evidence(
+        world_size=2,
+        ranks=(0, 1),
+        journals={0: wraps, 1: wraps},
+        gone={dead: {"time": 3.0, "pid": 77}},
+        last_calls={
+            0: call | {"at": f"{path}:{call_at}", "updates": 5},
+            1: backward | {"at": f"{path}:{backward_at}", "updates": updates},
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("call_at", "backward_at", "cause", "where"),
+    [
+        (7, 4, "stop_decision_local", 5),
+        (2, 9, "uneven_inputs", 8),
+        # In the loop as well: one line of it or the other.
+        (5, 4, "collective_mismatch", 5),
+    ],
+)
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_rank_that_gloo_ended_was_out_of_the_loop(
+    tmp_path, call_at, backward_at, cause, where, dead
+):
+    path = tmp_path / "train.py"
+    path.write_text(ABORTED)
+    found = diagnosed(aborted(call_at, backward_at, dead=dead, path=path))
+    assert list(found) == [cause]
+    assert (found[cause].ranks, found[cause].where) == ((0,), f"{path}:{where}")
+    assert found[cause].strength == Strength.LIKELY
+
+
+def test_a_rank_that_is_gone_was_killed_where_the_others_may_just_be_late():
+    # In the same update as the call, or after as many calls; nobody reduces in backward.
+    for usual in ({"updates": 4}, {"count": 2}, {"wrapped": False}):
+        assert list(diagnosed(aborted(7, 4, **usual))) == ["rank_killed"]
+    assert list(diagnosed(aborted(7, 4))) == ["collective_mismatch"]
+
+
 def test_the_source_says_which_loop_was_left_and_how(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)
@@ -425,6 +491,13 @@ def test_the_source_says_which_loop_was_left_and_how(tmp_path):
     assert (outer.line, outer.left_by, outer.counted, outer.continued_by) == (1, 10, True, None)
     assert (inner.line, inner.left_by, inner.counted, inner.continued_by) == (2, None, False, 3)
     assert [loop.line for loop in loops_left(str(path), inside=5, outside=7)] == [2]
+    # Before the inner loop, in the next round of the outer one; before both it was never in them.
+    (path.parent / "next.py").write_text(ABORTED)
+    after = loops_apart(str(path.parent / "next.py"), inside=4, outside=2)
+    assert [(loop.line, loop.left_by) for loop in after] == [(3, 5)]
+    path.write_text("start()\n" + SCRIPT)
+    assert loops_apart(str(path), inside=6, outside=1) == []
+    path.write_text(SCRIPT)
     assert loops_left(str(path), inside=7, outside=9) == []
     assert loops_of(str(path), 12) == []
     assert rank_guard(str(path), 7) == "rank == 0"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.causes.cause import Diagnosis, Strength, cause
+from harness.causes.parted import parted
 from harness.causes.unpaired import (
     FAMILY,
     batches_of_ranks,
@@ -49,7 +50,7 @@ def stop_decision_local(evidence: Evidence) -> Diagnosis | None:
     """Recognise a loop that one rank has left under a condition while others are in it."""
     known = has_left(evidence)
     if known is None:
-        return None
+        return _aborted(evidence, conditional=True)
     found, left = known
     conditional = [loop for loop in left if loop.left_by is not None]
     if not conditional or _uneven(evidence, found):
@@ -64,6 +65,31 @@ def stop_decision_local(evidence: Evidence) -> Diagnosis | None:
         ),
         where=f"{loop.path}:{loop.left_by}",
         ranks=found.odd,
+        explains=False,
+    )
+
+
+def _aborted(evidence: Evidence, *, conditional: bool) -> Diagnosis | None:
+    """Recognise a loop that one rank has left, where the next call has ended a process at once."""
+    apart = parted(evidence)
+    left = [] if apart is None else apart.loops()
+    if apart is None or not left or any(loop.left_by for loop in left) is not conditional:
+        return None
+    loop = next(loop for loop in left if not conditional or loop.left_by)
+    how = (
+        f"the loop at line {loop.line} is left under the condition at {loop.path}:{loop.left_by}"
+        if conditional
+        else f"it is out of the loop over {loop.over} at line {loop.line}"
+    )
+    return Diagnosis(
+        strength=Strength.LIKELY,
+        because=(
+            apart.sentence(),
+            f"{how}; the process of rank {apart.gone} was gone then, as gloo ends one that gets "
+            "another size than it expects",
+        ),
+        where=f"{loop.path}:{loop.left_by if conditional else loop.line}",
+        ranks=(apart.caller,),
         explains=False,
     )
 
@@ -90,7 +116,7 @@ def uneven_inputs(evidence: Evidence) -> Diagnosis | None:
     """Recognise a loop over inputs that has ended on one rank while others are in it."""
     known = has_left(evidence)
     if known is None:
-        return None
+        return _aborted(evidence, conditional=False)
     found, left = known
     over = [loop for loop in left if not loop.counted]
     batches = _uneven(evidence, found)

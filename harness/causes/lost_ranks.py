@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from harness.causes.cause import Diagnosis, Strength, cause
-from harness.causes.mismatches import mismatch_of_last_calls, shown
+from harness.causes.mismatches import mismatch_of_last_calls
+from harness.causes.parted import parted, shown
 from harness.causes.unpaired import FAMILY, failed_ranks, lost_ranks, own_error, stack_of
 from harness.watch.evidence import Evidence
 from harness.watch.naming import ranks
@@ -66,7 +67,7 @@ def rank_killed(evidence: Evidence) -> Diagnosis | None:
     lost = lost_ranks(evidence)
     if not lost or len(lost) == evidence.world_size or failed_ranks(evidence):
         return None
-    if mismatch_of_last_calls(evidence) is not None:
+    if mismatch_of_last_calls(evidence) is not None or parted(evidence) is not None:
         return None
     felt = [rank for rank, end in evidence.ends.items() if end.get("error")]
     rank = lost[0]

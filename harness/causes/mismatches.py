@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from harness.causes.across import each_rank
 from harness.causes.cause import Diagnosis, Strength, cause
 from harness.causes.hangs import rank0_only_collective
 from harness.causes.parallel import reduced_in_another_order
+from harness.causes.parted import parted, shown
 from harness.causes.unpaired import (
     FAMILY,
     cannot_come,
@@ -88,6 +86,14 @@ def collective_mismatch(evidence: Evidence) -> Diagnosis | None:
     aborted = mismatch_of_last_calls(evidence)
     if aborted is not None:
         return aborted
+    apart = parted(evidence)
+    if apart is not None and not apart.loops():
+        return Diagnosis(
+            strength=Strength.LIKELY,
+            because=(apart.sentence(), f"the process of rank {apart.gone} was gone then"),
+            where=apart.call["at"],
+            ranks=(apart.caller,),
+        )
     found = evidence.unpaired
     if found is None or failed_ranks(evidence) or found.kind != PARTED or found.fits():
         return None
@@ -128,13 +134,6 @@ def mismatch_of_last_calls(evidence: Evidence) -> Diagnosis | None:
                     ranks=(rank,),
                 )
     return None
-
-
-def shown(call: Mapping[str, Any]) -> str:
-    """Return the last call of a rank in a few words, with its place."""
-    sizes = ", ".join("x".join(map(str, shape)) or "1" for shape in call["shapes"][:2])
-    what = f"{call['operation']} of {sizes} {call['dtype']}" if sizes else str(call["operation"])
-    return f"{what} at {call['at']}"
 
 
 @cause(

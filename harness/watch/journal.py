@@ -87,7 +87,13 @@ def read_journal(path: Path) -> tuple[Event, ...]:
 def read_last_call(path: Path) -> dict[str, Any] | None:
     """Return what a rank was about to call when it last wrote, or None."""
     try:
-        content = json.loads(path.read_bytes().partition(b"\n")[0])
+        page = path.read_bytes()
+        content = json.loads(page.partition(b"\n")[0])
     except (OSError, ValueError):
         return None
-    return content if isinstance(content, dict) else None
+    if not isinstance(content, dict):
+        return None
+    if content["operation"] == "backward" and len(page) >= 8:
+        # The same backward pass is written once; how many updates came before it, each time.
+        content["updates"] = int.from_bytes(page[-8:], "little")
+    return content

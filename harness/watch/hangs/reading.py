@@ -36,6 +36,17 @@ def loops_left(path: str, inside: int, outside: int) -> list[Loop]:
     ]
 
 
+def loops_apart(path: str, inside: int, outside: int) -> list[Loop]:
+    """Return loops around one line that another line of the same run is not in, outermost first.
+
+    The other line is behind them, or in the next round of a loop around both.
+    """
+    around = _loops(path, inside)
+    left = [loop for loop in around if not _holds(loop, outside)]
+    behind = all(outside > (loop.end_lineno or loop.lineno) for loop in left)
+    return [_described(path, loop) for loop in left] if behind or len(left) < len(around) else []
+
+
 def loops_of(path: str, line: int) -> list[Loop]:
     """Return the loops around a line, the outermost first."""
     return [_described(path, loop) for loop in _loops(path, line)]

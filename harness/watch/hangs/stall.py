@@ -119,7 +119,7 @@ class Stall:
                 "this torch keeps no record of collectives: which have no partner is open"
             )
         self._last_call.open(presence.folder.last_call(presence.rank))
-        tell_witness(presence.folder, presence.peers, presence.world_size)
+        tell_witness(presence.folder, presence.peers, presence.world_size, self.outputs)
         self._thread = threading.Thread(target=self._watch, name="crossrank", daemon=True)
         self._thread.start()
 

@@ -16,9 +16,12 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.watch.meeting.folder import Folder, process_began
+
+if TYPE_CHECKING:
+    from harness.watch.answers.outputs import Outputs
 
 APART = 0.02
 """Seconds between the first death and the next from which on it was not a death of all together."""
@@ -49,10 +52,15 @@ def leave_witness() -> None:
         os._exit(0)
 
 
-def tell_witness(folder: Folder, members: Sequence[int], world_size: int) -> None:
-    """Tell it where the ranks write."""
+def tell_witness(folder: Folder, members: Sequence[int], world_size: int, outputs: Outputs) -> None:
+    """Tell it where the ranks write, and where the answer is to go."""
     while _told:
-        about = {"root": str(folder.root), "members": list(members), "world_size": world_size}
+        about = {
+            "root": str(folder.root),
+            "members": list(members),
+            "world_size": world_size,
+            "outputs": vars(outputs),
+        }
         writing = _told.pop()
         with contextlib.suppress(OSError):
             os.write(writing, json.dumps(about).encode() + b"\n")
@@ -92,7 +100,8 @@ def _be_witness(reading: int, parent: int) -> None:
 
     answer = answer_to_stop(folder, members, world_size)
     Outputs(json=f"{answer.kept}/watch.json", html=f"{answer.kept}/watch.html").write(answer)
-    text = "\n".join(answer.lines())
+    failed = Outputs(**about["outputs"]).write(answer)
+    text = "\n".join([*answer.lines(), *(f"  note     {one}" for one in failed)])
     sys.stderr.write(f"crossrank: {text}\n")
     sys.stderr.flush()
 
