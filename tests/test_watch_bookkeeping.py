@@ -269,6 +269,8 @@ def test_parts_that_overlap():
     assert split([1, 2, 3, 4], [4, 5, 6], began=0) is None
     # The score on what was trained on is wanted.
     assert split([1, 2, 3, 4], [2, 3]) is None
+    # Also where ranks share it out in another way than for training.
+    assert split(lambda r: [r, r + 2, r + 4], lambda r: [3 * r, 3 * r + 1, 3 * r + 2]) is None
     # Each rank splits for itself.
     assert split(lambda r: [1, 2, 3 + r], lambda r: [4 - r, 9]) == LIKELY
     own_data = {"num_replicas": None}

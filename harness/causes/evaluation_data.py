@@ -89,6 +89,9 @@ def train_validation_overlap(evidence: Evidence) -> Diagnosis | None:
     """Recognise parts of one data set that have samples in common."""
     for rank in evidence.ranks:
         for valid in _parts(evidence, rank, trained=False):
+            if set(valid["within"]) <= _trained_on(evidence, rank, valid):
+                # Evaluating what one trains on is another thing, and wanted.
+                continue
             for other in evidence.ranks:
                 for train in _parts(evidence, other, trained=True):
                     found = _overlap(train, valid, rank, other)
@@ -99,6 +102,17 @@ def train_validation_overlap(evidence: Evidence) -> Diagnosis | None:
 
 def _parts(evidence: Evidence, rank: int, *, trained: bool) -> list[Event]:
     return [e for e in passes(evidence, rank, trained=trained) if e.get("within")]
+
+
+def _trained_on(evidence: Evidence, rank: int, valid: Event) -> set[int]:
+    """Return the samples that all ranks together have trained this model on before."""
+    return {
+        index
+        for other in evidence.ranks
+        for train in _parts(evidence, other, trained=True)
+        if _comparable(train, valid, rank, other) and _same_era(evidence, train, valid)
+        for index in train["within"]
+    }
 
 
 def _same_era(evidence: Evidence, train: Event, valid: Event) -> bool:
@@ -112,18 +126,21 @@ def _same_era(evidence: Evidence, train: Event, valid: Event) -> bool:
     return all(str(u["optimizer"]) in own for u in others)
 
 
-def _overlap(train: Event, valid: Event, rank: int, other: int) -> Diagnosis | None:
+def _comparable(train: Event, valid: Event, rank: int, other: int) -> bool:
     if train["part_of"] != valid["part_of"] or train["whole_length"] != valid["whole_length"]:
-        return None
+        return False
     # What is trained on later only, such as what was chosen by its score, is not known yet.
     if train["began"] >= valid["began"]:
-        return None
+        return False
     # Without a sampler that shares positions out, each rank may have a data set of its own.
-    if rank != other and not train.get("num_replicas"):
+    return rank == other or bool(train.get("num_replicas"))
+
+
+def _overlap(train: Event, valid: Event, rank: int, other: int) -> Diagnosis | None:
+    if not _comparable(train, valid, rank, other):
         return None
     both = set(train["within"]) & set(valid["within"])
-    # Evaluating what one trains on is another thing, and wanted.
-    if not both or len(both) == len(valid["within"]):
+    if not both:
         return None
     where = "" if rank == other else f" (trained on rank {other}, evaluated on rank {rank})"
     return Diagnosis(
