@@ -12,6 +12,7 @@ import pytest
 
 import harness.causes
 from harness.causes import Strength, catalogue, diagnose
+from harness.causes.parallel import averages_by_hand
 from harness.watch.divergence import Difference, Divergence
 from harness.watch.evidence import Evidence
 
@@ -503,6 +504,7 @@ def test_nobody_averages_where_no_gradient_is_equal_in_the_first_update():
         "step": 4,
         "optimizer": 0,
         "update": 4,
+        "count": 1,
         "names": [NAMES[0]],
     }
     (given,) = diagnose(evidence([*BARE, averaged], parted()))
@@ -510,6 +512,42 @@ def test_nobody_averages_where_no_gradient_is_equal_in_the_first_update():
     assert only(
         evidence([*BARE, averaged | {"optimizer": 1}], parted()), "gradients_never_averaged"
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "updates", "names", "count", "meant"),
+    [
+        ("weights_reduced", (4, 8, 12), NAMES, 2, True),
+        ("reduced_as_one", (4, 8), NAMES, 2, True),
+        # More of them than are written down.
+        ("weights_reduced", (4, 8), NAMES[:1], 300, True),
+        # Once is what makes them equal to begin with.
+        ("weights_reduced", (4,), NAMES, 2, False),
+        ("reduced_as_one", (0, 4), NAMES, 2, False),
+        # Some of those that differ are never averaged.
+        ("weights_reduced", (4, 8), NAMES[:1], 1, False),
+    ],
+)
+def test_averages_that_the_script_makes_itself_are_on_purpose(kind, updates, names, count, meant):
+    def averages(number):
+        return {
+            "kind": kind,
+            "step": number,
+            "optimizer": 0,
+            "update": number,
+            "count": count,
+            "names": list(names),
+        }
+
+    events = [*BARE, *map(averages, updates)]
+    said = averages_by_hand(evidence(events, parted()))
+    assert (said is not None) is meant
+    assert not meant or "before updates 4, 8" in said
+    # Not on every rank: there is no average.
+    one = evidence(lambda rank: events if rank else BARE, parted())
+    assert averages_by_hand(one) is None
+    # The gradients of some are averaged, so the others should be.
+    assert averages_by_hand(evidence(events, parted(names=NAMES[:1]))) is None
 
 
 def test_ranks_that_agree_as_their_groups_do_are_reduced_over_groups():

@@ -751,8 +751,28 @@ def test_weights_that_the_script_reduces_are_told_from_gradients(observed):
         by_hand.close()
         dist.destroy_process_group()
     (weights,) = observed.events("weights_reduced")
-    assert (weights["update"], weights["names"]) == (2, ["2.bias"])
+    assert (weights["update"], weights["names"], weights["count"]) == (2, ["2.bias"], 1)
+    assert observed.events("reduced_as_one") == []
     assert [e["names"] for e in observed.events("reduced_by_hand")] == [["0.weight"]]
+
+
+def test_averages_of_all_weights_in_one_tensor_are_seen_each_time(observed):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    by_hand = ByHand(observed.context)
+    net, _ = small()
+    held = list(net.named_parameters())
+    try:
+        for update in range(6):
+            if update % 2:
+                flat = nn.utils.parameters_to_vector(net.parameters()).detach()
+                dist.all_reduce(flat[1:] if update == 5 else flat)
+            by_hand.before_update(0, update, held)
+    finally:
+        by_hand.close()
+        dist.destroy_process_group()
+    events = observed.events("reduced_as_one")
+    assert [(e["update"], e["count"]) for e in events] == [(1, 4), (3, 4)]
+    assert events[0]["names"] == ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 
 def test_small_reductions_are_seen_with_what_went_in_and_what_came_out(observed):

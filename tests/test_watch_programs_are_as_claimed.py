@@ -40,6 +40,7 @@ NOT_AS_ONE = {
     "right_iterable_dataset": "batches are put together by workers",
     "right_join": "every rank has data of its own",
     "right_policy_gradient": "every rank plays games of its own",
+    "right_local_sgd": "replicas are averaged now and then",
     "right_post_local_sgd": "replicas are averaged now and then",
     "right_resume": "dropout",
     "right_tensor_parallel": "every rank has a part",
@@ -137,6 +138,7 @@ def test_they_train_as_one_process_does(runs, title):
 @pytest.mark.parametrize(
     ("title", "kind"),
     [
+        ("right_local_sgd", "values"),
         ("right_post_local_sgd", "values"),
         ("right_tensor_parallel", "values"),
         ("right_fsdp2", "values"),

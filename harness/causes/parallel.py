@@ -7,6 +7,12 @@ from collections import Counter
 from harness.causes.cause import Diagnosis, Strength, cause, listed
 from harness.causes.unequal import Unequal, unequal_gradients
 from harness.watch.evidence import Evidence
+from harness.watch.journal import Event
+
+NEVER_AVERAGED = "gradients_never_averaged"
+"""What training with averages of the weights now and then looks like before the first of them."""
+_TIMES = 2
+"""Averages of the weights that make it a way of training."""
 
 
 def _bare(evidence: Evidence) -> tuple[Unequal, list[str], list[str]] | None:
@@ -197,15 +203,13 @@ def gradients_never_averaged(evidence: Evidence) -> Diagnosis | None:
     unequal = bare[0]
     if len(unequal.names) < unequal.compared:
         return None
-    averaged = [
-        e for e in evidence.events("weights_reduced") if e["optimizer"] == evidence.optimizer
-    ]
-    if averaged:
+    averaged = min((e["update"] for e in _averages(evidence)), default=None)
+    if averaged is not None:
         return Diagnosis(
             strength=Strength.FACT,
             because=(
                 "no wrapper holds any parameter of this optimizer, and the script reduces the "
-                f"weights themselves before update {averaged[0]['update']}: between such averages "
+                f"weights themselves before update {averaged}: between such averages "
                 "replicas may differ on purpose, and `--unequal` takes their names",
             ),
         )
@@ -215,6 +219,42 @@ def gradients_never_averaged(evidence: Evidence) -> Diagnosis | None:
             "no wrapper holds any parameter of this optimizer, and no gradient is equal on all "
             "ranks",
         ),
+    )
+
+
+def _averages(evidence: Evidence, rank: int | None = None) -> list[Event]:
+    """Return the events in which weights were reduced, each or all in one tensor."""
+    events = [
+        *evidence.events("weights_reduced", rank),
+        # Gradients in one tensor would have been reduced before the update in which they differ.
+        *(e for e in evidence.events("reduced_as_one", rank) if e["update"]),
+    ]
+    return [event for event in events if event["optimizer"] == evidence.optimizer]
+
+
+def averages_by_hand(evidence: Evidence) -> str | None:
+    """Say how replicas that differ from the first update on are meant to, or None.
+
+    Training with averages of the weights now and then, made by the script itself: that once is not
+    enough to say so, since weights may be made equal in the beginning.
+    """
+    found, parted = gradients_never_averaged(evidence), evidence.divergence
+    if parted is None or found is None or found.strength > Strength.FACT:
+        return None
+    names = {one.name for one in parted.differences}
+
+    def of_all(event: Event) -> bool:
+        cut_short = event["count"] > len(event["names"])
+        return event["count"] >= len(names) and (cut_short or names <= set(event["names"]))
+
+    times = [{e["update"] for e in _averages(evidence, r) if of_all(e)} for r in evidence.ranks]
+    averages = sorted(set.intersection(*times))
+    if len(averages) < _TIMES:
+        return None
+    shown = ", ".join(map(str, averages[:3])) + (", ..." if len(averages) > 3 else "")
+    return (
+        f"the script averages the weights of {evidence.source} itself, before updates {shown}: "
+        "replicas differ on purpose in between and were not compared"
     )
 
 

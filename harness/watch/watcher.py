@@ -20,6 +20,7 @@ from torch.optim.optimizer import (
 )
 
 from harness.causes import diagnose
+from harness.causes.parallel import NEVER_AVERAGED
 from harness.watch.answers.answer import Answer
 from harness.watch.answers.gathering import gather
 from harness.watch.divergence import Divergence, at_evaluation, to_json
@@ -28,7 +29,7 @@ from harness.watch.exit_codes import FAULT_FOUND
 from harness.watch.hangs.stall import Stall
 from harness.watch.instruments import Instruments
 from harness.watch.instruments.compiling import is_compiling
-from harness.watch.instruments.context import Context
+from harness.watch.instruments.context import ALL_OF, Context
 from harness.watch.journal import Journal
 from harness.watch.layout import EVALUATION
 from harness.watch.meeting.exchange import Exchange
@@ -69,6 +70,7 @@ class Watcher:
         self._pid = os.getpid()
         self.whereabouts: Whereabouts | None = None
         self._evaluated: dict[str, Exchange] = {}
+        self._kept_back: str | None = None
         self._wrapped: list[weakref.ref[DistributedDataParallel]] = []
         self.modules = Modules(self._guard(self._watch_wrapped))
         self.context = Context(self.journal, self.modules, self.presence.note)
@@ -178,6 +180,10 @@ class Watcher:
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         self.updates.after(optimizer)
+        if self._kept_back is not None and self.context.updates >= ALL_OF:
+            kept, self._kept_back = self._kept_back, None
+            if not self.instruments.sees_averages:
+                say(kept)
 
     def _watch_wrapped(self, module: DistributedDataParallel, inner: torch.nn.Module) -> None:
         # The process group may be gone by the time of the answer.
@@ -219,14 +225,15 @@ class Watcher:
         self._announce(found, source)
 
     def _announce(self, found: Divergence, source: str) -> None:
-        """Say what was found between this place and others."""
-        if self.folder is not None and self.folder.claim("announced"):
-            say(self._so_far(found, source))
-
-    def _so_far(self, found: Divergence, source: str) -> str:
-        """Return the first line of the answer, as far as it can be known in the middle of a run."""
-        assert self.folder is not None
+        """Say what was found between this place and others, unless it may be on purpose."""
+        if self.folder is None or not self.folder.claim("announced"):
+            return
         evidence = gather(self.folder, self.peers, self.world_size, divergence=found, source=source)
-        return Answer(
-            exit_code=FAULT_FOUND, first="", divergence=found, diagnoses=tuple(diagnose(evidence))
-        ).headline
+        diagnoses = tuple(diagnose(evidence))
+        answer = Answer(exit_code=FAULT_FOUND, first="", divergence=found, diagnoses=diagnoses)
+        # As far as it can be known in the middle of a run.
+        if any(one.cause == NEVER_AVERAGED for one in diagnoses):
+            # Weights may be averaged every few updates instead, which will show.
+            self._kept_back = answer.headline
+        else:
+            say(answer.headline)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from harness.causes import Diagnosis, Strength, diagnose
+from harness.causes.parallel import averages_by_hand
 from harness.watch.answers.answer import Answer
 from harness.watch.answers.damage import Damage, spread
 from harness.watch.answers.gathering import gather
@@ -25,6 +28,8 @@ from harness.watch.watcher import Watcher
 
 BEGIN_S = 2.0
 """Seconds in which a rank that this one has trained with must have begun to be watched."""
+
+REPORTED_NEXT = "torchrun reports it next as a failure, with a traceback of its own"
 
 
 def close(
@@ -58,7 +63,10 @@ def close(
             return watcher.whereabouts.answered()
         return script_code
     if not quiet or given.exit_code:
-        say("\n".join([*given.lines(), *(f"  note     {one}" for one in failed)]))
+        ending = [f"  note     {one}" for one in failed]
+        if given.exit_code and not script_code and "TORCHELASTIC_RUN_ID" in os.environ:
+            ending.append(f"  exit     {given.exit_code}; {REPORTED_NEXT}")
+        say("\n".join([*given.lines(), *ending]))
     if watcher.folder is not None and watcher.folder.root.exists():
         # Also where nothing was found: the witness would take the run for one that was cut short.
         watcher.folder.claim("said")
@@ -165,6 +173,9 @@ def _answer(
     evidence = gather(
         watcher.folder, watcher.peers, watcher.world_size, divergence=what, source=source
     )
+    on_purpose = averages_by_hand(evidence)
+    if on_purpose is not None:
+        what, evidence = None, replace(evidence, divergence=None, source="")
     diagnoses = tuple(diagnose(evidence))
     notes += audit_notes(evidence)
     if what is not None or any(one.strength > Strength.FACT for one in diagnoses):
@@ -191,6 +202,8 @@ def _answer(
             calls=calls_table(evidence),
         )
     code, first = _nothing_found(watcher, ends, notes)
+    if on_purpose is not None and code == NOTHING_FOUND:
+        first = f"nothing found: {on_purpose}"
     return Answer(exit_code=code, first=first, diagnoses=diagnoses, notes=tuple(notes))
 
 

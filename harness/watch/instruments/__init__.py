@@ -74,6 +74,11 @@ class Instruments:
         safely("parameters", self._parameters.described)(number, optimizer, update, held)
         self._look(number, update)
 
+    @property
+    def sees_averages(self) -> bool:
+        """Whether the script itself has reduced the weights of an optimizer, as a whole or not."""
+        return self._by_hand.sees_averages
+
     def averages(self, number: int) -> bool:
         """Say whether an optimizer's replicas differ on purpose between averages."""
         return bool(self._parameters.modules(number) & self._wrappers.averaging)

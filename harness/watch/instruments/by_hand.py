@@ -12,8 +12,12 @@ from harness.watch.instruments.call_site import call_site
 from harness.watch.instruments.context import Context
 from harness.watch.instruments.patches import Patches
 
-MOST = 256
+MOST = 4096
 """Reductions between two updates that are remembered."""
+NAMES = 256
+"""Names that are written down of them."""
+TIMES = 8
+"""Averages of the weights of an optimizer that are written down."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -25,8 +29,11 @@ class ByHand:
         self._context = context
         self._reduced: list[weakref.ref[torch.Tensor]] = []
         self._places: set[int] = set()
-        self._averaged: set[int] = set()
-        """Optimizers whose weights have been reduced."""
+        self._sizes: set[int] = set()
+        self._averaged: dict[int, int] = {}
+        """Optimizer -> how often its weights have been reduced."""
+        self.sees_averages = False
+        """Whether the weights of any optimizer have been reduced, as they are or in one tensor."""
         self._names: dict[int, list[str]] = {}
         self._strided = False
         self._groups: list[list[int]] = []
@@ -53,24 +60,35 @@ class ByHand:
         if order and order != self._names.get(number):
             self._names[number] = order
             self._context.journal.write(
-                "reduced_by_hand", optimizer=number, update=update, names=order
+                "reduced_by_hand", optimizer=number, update=update, names=order[:NAMES]
             )
 
     def _weights(self, number: int, update: int, held: list[tuple[str, torch.Tensor]]) -> None:
-        """Note once that weights were reduced; `parameter.data` is another tensor each time."""
+        """Note that weights were reduced; `parameter.data` is another tensor each time.
+
+        One tensor that has as many elements as all of them is noted too: it may be the weights.
+        """
         places, self._places = self._places, set()
-        if number in self._averaged:
+        sizes, self._sizes = self._sizes, set()
+        if self._averaged.get(number, 0) >= TIMES:
             return
         names = [name for name, p in held if type(p) in _PLAIN and p.data_ptr() in places]
-        if names:
-            self._averaged.add(number)
+        flat = not names and sum(p.numel() for _, p in held) in sizes
+        if names or flat:
+            self._averaged[number] = self._averaged.get(number, 0) + 1
+            self.sees_averages = True
             self._context.journal.write(
-                "weights_reduced", optimizer=number, update=update, names=names[:MOST]
+                "reduced_as_one" if flat else "weights_reduced",
+                optimizer=number,
+                update=update,
+                count=len(held) if flat else len(names),
+                names=([name for name, _ in held] if flat else names)[:NAMES],
             )
 
     def _asked(self, tensor: Any = None, *_: Any, **__: Any) -> None:
         if isinstance(tensor, torch.Tensor) and len(self._reduced) < MOST:
             self._reduced.append(weakref.ref(tensor))
+            self._sizes.add(tensor.numel())
             if type(tensor) in _PLAIN and tensor.layout == torch.strided and tensor.numel():
                 self._places.add(tensor.data_ptr())
                 self._gaps(tensor)
@@ -89,7 +107,7 @@ class ByHand:
             )
 
     def _grouped(self, _: Any, ranks: Any = None, *__: Any, **___: Any) -> None:
-        if ranks is not None and len(self._groups) < MOST:
+        if ranks is not None and len(self._groups) < NAMES:
             group = sorted(int(rank) for rank in ranks)
             if group not in self._groups:
                 self._groups.append(group)
