@@ -258,9 +258,8 @@ def test_where_each_rank_has_layers_of_its_own_nothing_is_replicated():
             for rank, names in enumerate((("stage0.a", "stage0.b"), ("stage1.a", "stage1.b")))
         }
 
-    watcher = SimpleNamespace(
-        world_size=2, peers=[0, 1], rank=0, exchange_of=lambda _: SimpleNamespace(look=look)
-    )
+    updates = SimpleNamespace(exchange_of=lambda _: SimpleNamespace(look=look))
+    watcher = SimpleNamespace(world_size=2, peers=[0, 1], rank=0, updates=updates)
     ends = {
         rank: {"failed": None, "optimizers": [{"updates": 3, "parameters": 2, "sharded": 0}]}
         for rank in (0, 1)
