@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.watch.commands import COMMANDS
+from harness.watch.commands import COMMANDS, command
 from harness.watch.exit_codes import NOT_OBSERVED
 from harness.watch.hangs.witness import leave_witness
 from harness.watch.starting.after_torch import AfterTorch
@@ -32,7 +32,7 @@ def main(*, relaunched: bool = False) -> None:
         relaunched: a rank that the script has started has started this one, and answers.
     """
     if sys.argv[1:2] and sys.argv[1] in COMMANDS and not Path(sys.argv[1]).exists():
-        sys.exit(COMMANDS[sys.argv[1]](sys.argv[2:]))
+        sys.exit(command(sys.argv[1], sys.argv[2:]))
     options = parse(sys.argv[1:])
     code, module = prepare(options)
     leave_witness()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import os
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -14,9 +15,28 @@ from harness.causes import Cause, catalogue
 from harness.watch.twin.command import diff, twin
 
 WIDTH = 88
+LINE = 120
+"""Columns of the list of causes where its output is no terminal."""
+NARROW = 40
+"""With fewer columns left beside the names, what one sees stands below each."""
+
+
+def command(name: str, arguments: Sequence[str]) -> int:
+    """Run one of COMMANDS; return its exit code."""
+    try:
+        code = COMMANDS[name](arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read along has seen enough; the interpreter flushes once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
 
 
 def _causes(arguments: Sequence[str]) -> int:
+    # Not earlier: a watched script is to find no more modules imported than it would alone.
+    import shutil
+
     parser = argparse.ArgumentParser(
         prog="python -m harness.watch causes", description="List the causes that can be named."
     )
@@ -27,15 +47,31 @@ def _causes(arguments: Sequence[str]) -> int:
         print(json.dumps([_fields(cause) for cause in causes.values()], indent=1))
         return 0
     width = max(map(len, causes))
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else LINE
     family = ""
     for cause in causes.values():
         if cause.family != family:
             family = cause.family
             print(f"\n{family}" if cause is not next(iter(causes.values())) else family)
-        seen = textwrap.shorten(cause.sees, 120 - width - 4, placeholder=" ...")
-        print(f"  {cause.name:<{width}}  {seen}")
+        print("\n".join(_entry(cause, width, columns)))
     print("\nOne of them in full: python -m harness.watch explain CAUSE")
     return 0
+
+
+def _entry(cause: Cause, width: int, columns: int) -> list[str]:
+    left = min(columns, LINE) - width - 4
+    if left >= NARROW:
+        seen = textwrap.shorten(cause.sees, left, placeholder=" ...")
+        return [f"  {cause.name:<{width}}  {seen}"]
+    indent = "    "
+    below = textwrap.wrap(
+        cause.sees,
+        max(columns, NARROW),
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+    )
+    return [f"  {cause.name}", *below]
 
 
 def _explain(arguments: Sequence[str]) -> int:

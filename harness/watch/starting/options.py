@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from harness.watch.answers.outputs import Outputs
 
@@ -22,6 +26,9 @@ exit code, where the script itself ends with 0: 0 nothing found, 20 a fault was 
 hung or a rank died and it is known where, 22 it could not be observed. One rank has it; torchrun
 itself then ends with 1.
 """
+
+PATIENCE = 3.0
+"""Seconds that a launcher gets to end the other ranks of its host, once the first has failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +58,7 @@ def parse(arguments: Sequence[str]) -> Options:
     Raises:
         SystemExit: with 2, after a message, where it cannot be read.
     """
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="harness.watch",
         usage=USAGE,
         description=DESCRIPTION,
@@ -108,8 +115,11 @@ def parse(arguments: Sequence[str]) -> Options:
         help="the script is the name of a module, as with python -m",
     )
     parser.add_argument("script", help="the training script, a .py file")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
     read = parser.parse_args(arguments)
+    for option, folder in (("--record", read.record), ("--folder", read.folder)):
+        if folder is not None and (why := _no_folder(folder)):
+            parser.error(f"argument {option}: cannot make {folder}: {why}")
     return Options(
         script=read.script,
         is_module=read.is_module,
@@ -140,7 +150,39 @@ def every(typed: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
     if not seconds > 0:
-        raise argparse.ArgumentTypeError(f"{text} is no time to wait; type seconds, such as 60")
+        raise argparse.ArgumentTypeError(f"{text!r} is no time to wait; type seconds, such as 60")
     return seconds
+
+
+def _no_folder(path: str) -> str:
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return str(error.strerror)
+    return "" if os.access(path, os.W_OK) else "it cannot be written"
+
+
+def refuse(message: str) -> NoReturn:
+    """Say once on each host what will not do, and end with exit code 2.
+
+    The first rank of a host speaks, and its launcher then ends the others. Whoever is still there
+    after a while was started without one, or alone has it: it speaks as well.
+
+    Raises:
+        SystemExit: with 2.
+    """
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(PATIENCE)
+    sys.stderr.write(message)
+    sys.stderr.flush()
+    sys.exit(2)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        refuse(f"{self.format_usage()}{self.prog}: error: {message}\n")

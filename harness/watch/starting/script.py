@@ -11,7 +11,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import NoReturn
 
-from harness.watch.starting.options import USAGE, Options
+from harness.watch.starting.options import USAGE, Options, refuse
 
 
 def prepare(options: Options) -> tuple[types.CodeType, types.ModuleType]:
@@ -76,5 +76,4 @@ def _compiled(script: str) -> types.CodeType:
 
 
 def _refuse(what: str) -> NoReturn:
-    print(f"harness.watch: {what}\n  {USAGE}", file=sys.stderr)
-    sys.exit(2)
+    refuse(f"harness.watch: {what}\n  {USAGE}\n")
