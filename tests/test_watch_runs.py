@@ -177,6 +177,8 @@ def test_a_rank_that_raises_keeps_its_own_excepthook_and_the_answer_is_still_giv
     assert "harness/watch" not in ended.stdout
     assert said(ended)[-1].startswith("step 3: ranks 0 and 1 differ in parameter weight")
     assert "exitcode  : 1 (pid" in ended.stderr
+    # The code is the script's own, and no answer.
+    assert "  exit     " not in ended.stderr
 
 
 def test_no_rank_is_cut_off_at_exit_because_another_one_has_found_something():
@@ -184,6 +186,10 @@ def test_no_rank_is_cut_off_at_exit_because_another_one_has_found_something():
     assert "exitcode  : 20 (pid" in ended.stderr
     assert said(ended)[-1].startswith("step 4: ranks 0 and 1 differ in parameter weight, 1 of 2")
     assert ended.stdout.count("finished at exit") == 2
+    answer, _, launcher = ended.stderr.partition("  exit     20; torchrun reports it next")
+    assert "step 4: ranks" in answer
+    assert "ChildFailedError" not in answer
+    assert "ChildFailedError" in launcher
 
 
 def test_a_killed_rank_ends_the_run_as_without_the_watcher():
