@@ -715,6 +715,15 @@ def test_state_that_differed_before_the_weights_explains_them():
     assert only(evidence(events, other), "out_of_band_write")
 
 
+def test_the_state_of_a_model_of_another_group_explains_nothing():
+    def events(rank):
+        return [*SYNCHRONISED, state(1, 5), state(2, 5 + (rank == 2)), passes(number=4)]
+
+    groups = ((0,), (1,))
+    after = parted("parameters", "parameter", ("body.weight",), groups, step=4)
+    assert only(evidence(events, after), "out_of_band_write")
+
+
 def test_a_write_between_updates_on_one_rank_is_proven_by_its_version():
     def events(rank):
         wrote = {"written": ["body.weight"], "parameters_written": 1} if rank == 1 else {}

@@ -26,6 +26,7 @@ def run(
     params=None,
     sampled=(),
     in_parts=None,
+    groups=None,
     shape=(2,),
     zero=(),
     constant=(),
@@ -43,6 +44,7 @@ def run(
                 parts=(in_parts or {}).get(name, 0) if kind == "parameter" else 0,
                 sampled=kind == "gradient" and name in sampled,
                 cohort=(cohorts or {}).get((name, rank), ""),
+                group=(groups or {}).get(rank, "") if name != "a" else "",
                 constant=name in (zero if kind == "gradient" else constant),
             )
             for name in NAMES
@@ -199,6 +201,28 @@ def test_below_a_wrapper_unequal_starts_are_a_fault_whatever_the_gradients():
     changes = {(0, "b", r): r for r in range(3)}
     found = first(run(wrapped=True, start=changes, grads=changes))
     assert (found.phase, found.differences[0].name) == (START, "b")
+
+
+GROUPS = {0: "0 1", 1: "0 1", 2: "2 3", 3: "2 3"}
+
+
+def test_models_of_groups_are_compared_within_their_groups_only():
+    usual = {"ranks": 4, "wrapped": True, "groups": GROUPS}
+    # What begins with the same values on all ranks, such as a scale of ones, is a part of it.
+    start = {(0, "b", r): r // 2 for r in range(4)}
+    later = {(s, n, r): r // 2 for s in range(3) for n in "bc" for r in range(4)}
+    assert first(run(**usual, start=start, grads=later, params=later)) is None
+    found = first(run(**usual, start=start, grads=later, params=later | {(1, "c", 3): 9}))
+    assert (found.step, found.phase) == (1, PARAMETERS)
+    assert found.differences[0].groups == ((2,), (3,))
+    # The wrapper over all ranks is compared on all of them.
+    other = run(**usual, start=start, grads=later, params=later | {(2, "a", 0): 9})
+    assert (first(other).step, first(other).differences[0].odd) == (2, (0,))
+    # Unequal within a group as well: these are no models of groups.
+    mixed = {(0, "b", r): r for r in range(4)}
+    assert first(run(**usual, start=mixed, grads=later, params=later)).phase == START
+    # Equal everywhere: replicas whose wrapper was given a group too small.
+    assert first(run(**usual, grads=later, params=later)).phase == GRADIENTS
 
 
 def test_shards_are_never_compared_with_other_shards_but_with_their_replicas():

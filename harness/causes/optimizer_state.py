@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from typing import Any
 
 from harness.causes.cause import Diagnosis, Strength, cause, listed
@@ -111,7 +112,9 @@ def optimizer_state_differs(evidence: Evidence) -> Diagnosis | None:
         )
     if found.phase != PARAMETERS or evidence.optimizer is None:
         return None
-    unequal = state_differs_before(evidence, evidence.optimizer, found.step)
+    # Where groups of ranks have models of their own, so is the state of each.
+    of = {rank for group in first.groups for rank in group}
+    unequal = state_differs_before(evidence, evidence.optimizer, found.step, of)
     if unequal is None:
         return None
     update, key, names = unequal
@@ -124,12 +127,17 @@ def optimizer_state_differs(evidence: Evidence) -> Diagnosis | None:
 
 
 def state_differs_before(
-    evidence: Evidence, optimizer: int, step: int
+    evidence: Evidence, optimizer: int, step: int, ranks: Collection[int]
 ) -> tuple[int, str, list[str]] | None:
-    """Return update, key and parameters of the first state known to differ before an update."""
+    """Return update, key and parameters of the first state known to differ before an update.
+
+    Only between the ranks that are named.
+    """
     seen: dict[int, dict[int, Any]] = defaultdict(dict)
     for event in evidence.events("state"):
-        if event["optimizer"] == optimizer and event["update"] < step:
+        if event["optimizer"] != optimizer or event["rank"] not in ranks:
+            continue
+        if event["update"] < step:
             seen[event["update"]][event["rank"]] = event["digests"]
     for update, by_rank in sorted(seen.items()):
         first = next(iter(by_rank.values()))

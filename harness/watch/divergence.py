@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.watch.layout import EVALUATION, GRADIENTS, PARAMETERS, START, Entry, index_of, place_of
@@ -107,6 +107,7 @@ def divergence(look: Look, index: int) -> Divergence | None:
     count once the parameters differ after the update, and then they are where it began.
     """
     step, phase = place_of(index)
+    look = _members_apart(look)
     seen = look(index)
     found = differences(seen)
     if phase == START:
@@ -141,6 +142,57 @@ def divergence(look: Look, index: int) -> Divergence | None:
     first = earliest(step, min(parts, default=0))
     since = first if first < step else None
     return _made(step, PARAMETERS, due, seen, sampled=sampled, since=since)
+
+
+def members(start: Seen) -> set[str]:
+    """Return the names of parameters of which each group of ranks has values of its own.
+
+    A model for each group, or an expert: equal within the group that its wrapper reduces over, and
+    not between groups, before the first update. What begins with the same values everywhere, such
+    as a scale of ones or a pretrained part, is one of them where its wrapper has the same groups.
+    """
+    held: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for entries, digests in start.values():
+        for entry, digest in zip(entries, digests, strict=True):
+            if entry.kind == "parameter" and entry.group:
+                held[entry.name][entry.group].add(digest)
+    apart = {
+        frozenset(by_group)
+        for by_group in held.values()
+        if all(len(values) == 1 for values in by_group.values())
+        and len(set[int]().union(*by_group.values())) > 1
+    }
+    return {name for name, by_group in held.items() if frozenset(by_group) in apart}
+
+
+def _members_apart(look: Look) -> Look:
+    """Let each group of ranks that has a model of its own be compared within itself only."""
+    start = look(0)
+    own = (
+        members(start) if any(e.group for entries, _ in start.values() for e in entries) else set()
+    )
+    if not own:
+        return look
+
+    def apart(index: int) -> Seen:
+        seen = {}
+        for rank, (entries, digests) in look(index).items():
+            groups = {e.group for e in entries if e.name in own}
+            # What an optimizer of one model is told is that model's as well.
+            whole = {e.group for e in entries if e.kind != "setting"} == groups and len(groups) == 1
+            group = next(iter(groups)) if whole else ""
+            seen[rank] = (
+                tuple(
+                    replace(e, cohort=f"{e.cohort} of {e.group or group}")
+                    if e.name in own or (e.kind == "setting" and group)
+                    else e
+                    for e in entries
+                ),
+                digests,
+            )
+        return seen
+
+    return apart
 
 
 def at_evaluation(seen: Seen, updates: int) -> Divergence | None:

@@ -24,7 +24,7 @@ from harness.watch.instruments.forward import in_training
 from harness.watch.instruments.forward_hooks import after_forward, before_forward
 from harness.watch.instruments.patches import Patches
 from harness.watch.layout import EVALUATION, Entry, Layout
-from harness.watch.modules import local_part
+from harness.watch.modules import group_of, local_part
 
 MOST = 64
 """Modules that nobody wraps, and whose evaluations are looked at."""
@@ -52,6 +52,8 @@ class Evaluated:
         """After so many updates it was evaluated last."""
         self.times = 0
         self.entries: tuple[Entry, ...] = ()
+        self.group = ""
+        """The ranks that the wrapper around it reduces over, where these are not all ranks."""
         self._digest = Digester()
 
     @property
@@ -103,6 +105,7 @@ class Evaluated:
                 kind=kind,
                 shape=tuple(tensor.shape),
                 dtype=str(tensor.dtype).removeprefix("torch."),
+                cohort=self.group,
                 wrapped=self.what != "other",
             )
             for name, kind, tensor in named
@@ -135,6 +138,7 @@ class Evaluations:
         own = weakref.ref(module)
         whole = Evaluated("wrapper", module, number, f"module{number}")
         part = Evaluated("inner", inner, number, f"inner{number}")
+        whole.group = part.group = group_of(module)
         training = True
 
         def before(called: nn.Module, *_: Any) -> None:

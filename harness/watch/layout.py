@@ -25,6 +25,8 @@ class Entry:
     """Ranks with the same cohort hold replicas of it; a shard names its place in the mesh."""
     wrapped: bool = False
     """Below DistributedDataParallel, so due to be equal whatever it was before."""
+    group: str = ""
+    """The ranks of its wrapper's group, where these are not all ranks: `0 1`."""
     sampled: bool = False
     """From the second update on the digest is that of a sample."""
     parts: int = 0

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.utils.hooks import RemovableHandle
@@ -30,6 +31,8 @@ class Known:
     """Below DistributedDataParallel, which makes it equal on all ranks."""
     sharded: bool = False
     """Below FullyShardedDataParallel, so this rank has its own part of it."""
+    group: str = ""
+    """The ranks that DistributedDataParallel makes it equal on, where these are not all ranks."""
 
 
 OnWrap = Callable[[nn.parallel.DistributedDataParallel, nn.Module], None]
@@ -68,16 +71,17 @@ class Modules:
         found: dict[int, Known] = {}
         naming: dict[int, nn.Module] = {}
         for root in self.roots():
-            for name, parameter, wrapped, sharded in _walk(root):
+            for name, parameter, group, sharded in _walk(root):
+                wrapped = group is not None
                 key = id(parameter)
                 if key not in wanted:
                     continue
                 before = found.get(key)
                 if before is None:
-                    found[key] = Known(name, wrapped, sharded)
+                    found[key] = Known(name, wrapped, sharded, group or "")
                     naming[key] = root
                 elif wrapped and not before.wrapped:
-                    found[key] = replace(before, wrapped=True)
+                    found[key] = replace(before, wrapped=True, group=group or "")
         titles = _titles(list({id(root): root for root in naming.values()}.values()))
         if len(titles) < 2:
             return found
@@ -119,23 +123,35 @@ def _titles(roots: Sequence[nn.Module]) -> dict[int, str]:
     return titles
 
 
-def _walk(root: nn.Module) -> Iterator[tuple[str, nn.Parameter, bool, bool]]:
-    wrapped_ids: set[int] = set()
+def group_of(wrapper: nn.parallel.DistributedDataParallel) -> str:
+    """Return the ranks that a wrapper reduces over, '' where these are all."""
+    try:
+        ranks = sorted(dist.get_process_group_ranks(wrapper.process_group))
+        whole = len(ranks) == dist.get_world_size()
+    except (AttributeError, KeyError, RuntimeError, ValueError):
+        # Not there yet, or gone by now.
+        return ""
+    return "" if whole else " ".join(map(str, ranks))
+
+
+def _walk(root: nn.Module) -> Iterator[tuple[str, nn.Parameter, str | None, bool]]:
+    """Yield parameters, each with the group of its wrapper, None where it has no wrapper."""
+    wrapped_ids: dict[int, str] = {}
     sharded_ids: set[int] = set()
     for module in root.modules():
         kind = type(module).__name__
         if isinstance(module, nn.parallel.DistributedDataParallel):
-            ignored = set(getattr(module, "parameters_to_ignore", ()))
+            ignored, group = set(getattr(module, "parameters_to_ignore", ())), group_of(module)
             for name, parameter in module.module.named_parameters():
                 if name not in ignored:
-                    wrapped_ids.add(id(parameter))
+                    wrapped_ids[id(parameter)] = group
         elif kind == "FullyShardedDataParallel":
             sharded_ids.update(map(id, module.parameters()))
     for name, parameter in root.named_parameters():
         yield (
             _plain(root, name),
             parameter,
-            id(parameter) in wrapped_ids,
+            wrapped_ids.get(id(parameter)),
             (id(parameter) in sharded_ids),
         )
 

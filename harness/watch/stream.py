@@ -78,6 +78,7 @@ class Stream:
                         dtype=str(parameter.dtype).removeprefix("torch."),
                         cohort=cohort_of(parameter, rank, sharded=about.sharded),
                         wrapped=about.wrapped,
+                        group=about.group,
                         constant=_is_constant(local_part(parameter)),
                         parts=0 if whole else parts_of(local_part(parameter)),
                     )
@@ -116,6 +117,7 @@ class Stream:
                 dtype=entry.dtype,
                 cohort=entry.cohort,
                 wrapped=entry.wrapped,
+                group=entry.group,
                 sampled=not self._whole and is_sampled(local_part(parameter)),
                 constant=_is_zero(parameter.grad),
             )
@@ -210,6 +212,7 @@ class Stream:
                                 kind=f"state {key}",
                                 cohort=entry.cohort,
                                 wrapped=entry.wrapped,
+                                group=entry.group,
                             ),
                             functools.partial(operator.getitem, state, key),
                         )
