@@ -21,8 +21,8 @@ from launch.corpus import comparing, diff, record, session
 from launch.corpus.cases import Case, cases, chosen
 from launch.corpus.pool import Pool, Stoppable, Stopped
 from launch.corpus.record import Corpus, Entry, find
+from launch.environment import torch_version
 from launch.reproduce import point_key
-from launch.sweep import torch_version
 from tests.ended_runs import ended
 
 
@@ -255,6 +255,8 @@ def test_latest_previous_a_date_and_a_path_are_found(tmp_path):
     assert find(str(tmp_path / "corpus" / "20260101T000000Z"), Path("no")).exists()
     with pytest.raises(UsageError, match="20260102T000000Z"):
         find("20260103T000000Z", tmp_path)
+    with pytest.raises(UsageError, match=r"is no corpus: it holds no corpus\.json"):
+        find(str(tmp_path), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -344,6 +346,28 @@ def test_a_run_that_failed_or_is_missing_is_told():
     )
     runs = {(c.scenario, c.before, c.after) for c in found.changes if not c.claim}
     assert runs == {("a", "ran", "failed"), ("b", "ran", "")}
+
+
+@pytest.mark.parametrize("state", [None, "not_run", "interrupted"])
+def test_a_run_that_one_side_lacks_is_told_once_and_not_claim_by_claim(tmp_path, capsys, state):
+    shared = entry("shared", findings=(finding("turned"),))
+    alone = entry("alone", findings=tuple(finding(f"claim_{n}") for n in range(9)))
+    there = [] if state is None else [entry("alone", state=state)]
+    turned = entry("shared", findings=(finding("turned", "refuted"),))
+    found = compared([shared, alone], [turned, *there])
+    assert [(c.scenario, c.claim, c.after) for c in found.changes] == [
+        ("alone", "", ""),
+        ("shared", "turned", "refuted"),
+    ]
+    of(shared, alone, name="first").write(tmp_path / "corpus" / "1")
+    of(turned, *there, name="second").write(tmp_path / "corpus" / "2")
+    for words in ([], ["a=latest", "b=previous"]):
+        assert diff.main([f"results={tmp_path}", *words]) == 10
+        told = capsys.readouterr().out
+        assert told.count("alone") == 1
+        assert "only in first: alone\n" in told
+        assert "1 findings compared: 1 changed; 1 runs are in one of them only; 0" in told
+        assert "ended otherwise" not in told
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,16 @@ class Difference:
     changes: Sequence[Change]
     moves: Sequence[Move]
 
+    @property
+    def vanished(self) -> list[Change]:
+        """Runs that only the first has."""
+        return [one for one in self.changes if not one.claim and not one.after]
+
+    @property
+    def appeared(self) -> list[Change]:
+        """Runs that only the second has."""
+        return [one for one in self.changes if not one.claim and not one.before]
+
 
 def side(record: Corpus, gpus: int | None = None) -> Side:
     """Return one side, with the runs of so many ranks or of all.
@@ -117,6 +127,9 @@ def compare(before: Side, after: Side) -> Difference:
                     reason=(b.problem if b else "") or "",
                 )
             )
+        if "" in (_state(a), _state(b)):
+            # The run says it for all of its claims.
+            continue
         one = {f["claim"]: f for f in (a.findings if a else ())}
         two = {f["claim"]: f for f in (b.findings if b else ())}
         for claim in dict.fromkeys([*one, *two]):

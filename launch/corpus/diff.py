@@ -76,9 +76,14 @@ def _show(before: Side, after: Side, found: Difference) -> None:
         style = "bold yellow" if value != other else "dim"
         states.add_row(Text(key), Text(value, style=style), Text(other, style=style))
     out.print(states)
-    if found.changes:
+    both = [change for change in found.changes if change.claim or (change.before and change.after)]
+    if both:
         out.print()
-        out.print(_changes(found.changes))
+        out.print(_changes(both))
+    for name, alone in ((before.name, found.vanished), (after.name, found.appeared)):
+        if alone:
+            out.print()
+            out.print(Text.assemble((f"only in {name}: ", "bold"), _runs(alone)))
     if found.moves:
         out.print()
         out.print(_moves(found.moves[:SHOWN]))
@@ -92,13 +97,22 @@ def _show(before: Side, after: Side, found: Difference) -> None:
         "vanished": sum(bool(c.claim and not c.after) for c in found.changes),
     }
     told = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
-    runs = len(found.changes) - claims
+    missing = len(found.vanished) + len(found.appeared)
+    otherwise = len(found.changes) - claims - missing
     parts = [
         f"{found.compared} findings compared: {told or 'none changed'}",
-        f"{runs} runs ended otherwise" if runs else "",
+        f"{otherwise} runs ended otherwise" if otherwise else "",
+        f"{missing} runs are in one of them only" if missing else "",
         f"{len(found.moves)} effects moved by more than {CLEAN:g} floors, or a tenth without one",
     ]
     out.print("; ".join(part for part in parts if part), style="bold", soft_wrap=True)
+
+
+def _runs(alone: Sequence[Change]) -> str:
+    sizes = {one.gpus for one in alone}
+    return ", ".join(
+        one.scenario if len(sizes) == 1 else f"{one.scenario} gpus={one.gpus}" for one in alone
+    )
 
 
 def _changes(changes: Sequence[Change]) -> Table:

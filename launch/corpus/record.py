@@ -164,6 +164,8 @@ def find(typed: str, results: Path) -> Path:
     for path in (Path(typed).expanduser(), results / CORPUS / typed):
         if back is None and Paths(path).json.exists():
             return path.absolute()
+    if back is None and Path(typed).expanduser().is_dir():
+        raise UsageError(f"{typed} is no corpus: it holds no {Paths(Path(typed)).json.name}")
     newest = ", ".join(path.name for path in there[-3:])
     raise UsageError(
         f"no corpus {typed!r} in {results / CORPUS}"
