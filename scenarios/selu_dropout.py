@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from harness.arms import faulty, fixed, reference
 from harness.claims import HOLDS, mechanism, remedy, symptom
-from harness.findings import all_of, counts, mean_is, negated, says
+from harness.findings import all_of, counts, mean_exceeds, mean_is, negated, says
 from harness.scenario import Arm, Finding, Scenario, at_least, between
 
 if TYPE_CHECKING:
@@ -89,8 +89,11 @@ def net_is_off_with_dropout(t: Tables) -> Finding:
 
 @remedy(HOLDS)
 def net_is_right_with_alpha(t: Tables) -> Finding:
-    """With AlphaDropout it has the one that it has without any."""
-    return mean_is(ratios(t, "alpha"), 1.0, "mean square of the last layer over that without")
+    """With AlphaDropout it is off by less than a fifth of that."""
+    # Not exactly 1: of 128 units a mask takes now more, now less (measured: 1.009).
+    pairs = zip(ratios(t, "dropout"), ratios(t, "alpha"), strict=True)
+    left = [(dropout - 1.0) / 5 - abs(alpha - 1.0) for dropout, alpha in pairs]
+    return mean_exceeds(left, 0.0, "a fifth of what Dropout adds less what AlphaDropout does")
 
 
 @mechanism(HOLDS, settles="A79")
