@@ -253,6 +253,24 @@ def test_forward_passes_are_seen_with_their_rows_and_their_randomness(observed):
 # Schedules.
 
 
+def test_a_forward_pass_within_a_transform_has_no_values_to_look_at(observed):
+    net, optimizer = small()
+    params = dict(net.named_parameters())
+
+    def loss(given, x):
+        return torch.func.functional_call(net, given, (x,)).square().sum()
+
+    for _ in range(4):
+        plain = {name: p.detach() for name, p in params.items()}
+        rows = torch.func.vmap(torch.func.grad(loss), (None, 0))(plain, torch.ones(3, 2, 3))
+        for name, parameter in params.items():
+            parameter.grad = rows[name].sum(0)
+        observed.step(optimizer)
+    assert observed.events("inputs") == []
+    net(torch.ones(2, 3)).sum().backward()
+    assert len(observed.events("inputs")) == 1
+
+
 @pytest.mark.parametrize("times", [1, 3])
 def test_scheduler_steps_are_counted_per_update(observed, times):
     _, optimizer = small()

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from harness.watch.instruments.compiling import is_compiling
+from harness.watch.instruments.compiling import is_compiling, is_transforming
 from harness.watch.instruments.context import Context
 
 Act = Callable[..., None]
@@ -30,8 +30,8 @@ class ForwardHook:
         self.handle: RemovableHandle | None = None
 
     def __call__(self, *args: Any) -> None:
-        """Let a compiler see nothing, and nothing out that is raised."""
-        if is_compiling():
+        """Let a compiler see nothing, look at nothing without values, let nothing out."""
+        if is_compiling() or is_transforming():
             return
         # One that removes itself must not make the next one be left out.
         for name, act in tuple(self.acts):
