@@ -577,8 +577,21 @@ def test_a_wrapper_that_sends_nothing_around_leaves_them_unequal():
     assert only(evidence(events, parted("start", "parameter")), "init_differs")
 
 
-def test_weights_that_were_equal_when_the_wrapper_was_called_are_no_initialisation():
-    assert found(evidence(SYNCHRONISED, parted("start", "parameter"))) == set()
+def test_weights_that_were_equal_when_they_were_wrapped_were_written_since():
+    start = parted("start", "parameter")
+    given = evidence(SYNCHRONISED, start)
+    assert proven(given) == found(given) == {"out_of_band_write"}
+    # What was loaded before goes the way of all weights; what all ranks load alike parts nothing.
+    for events in ([load(), *SYNCHRONISED], [*SYNCHRONISED, load(content=7)]):
+        assert proven(evidence(events, start)) == {"out_of_band_write"}
+    apart = evidence(lambda rank: [*SYNCHRONISED, load(content=rank)], start)
+    assert only(apart, "weights_not_resynced_on_load")
+
+    def drawn(rank):
+        return [wrap(digests=(rank, 2)), wrapper(digests=[1, 2]), holds()]
+
+    # They were sent around, or they were not.
+    assert found(evidence(drawn, start)) == set()
 
 
 @pytest.mark.parametrize(
@@ -614,8 +627,9 @@ def test_a_wrapper_that_some_ranks_lack_is_no_other_structure():
     assert found(evidence(events)) == set()
 
 
-def load(step=0, what="module"):
-    return {"kind": "load", "step": step, "what": what, "class": "Net", "at": "train.py:20"}
+def load(step=0, what="module", content=None):
+    usual = {"kind": "load", "step": step, "what": what, "class": "Net", "at": "train.py:20"}
+    return usual | {"content": content}
 
 
 def test_a_checkpoint_that_one_rank_loads_is_told_from_an_initialisation():

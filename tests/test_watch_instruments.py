@@ -20,6 +20,7 @@ from harness.watch.instruments.bookkeeping import Bookkeeping
 from harness.watch.instruments.by_hand import ByHand
 from harness.watch.instruments.context import Context
 from harness.watch.instruments.forward_hooks import before_forward
+from harness.watch.instruments.loads import Loads
 from harness.watch.instruments.loss_terms import terms
 from harness.watch.instruments.random_state import random_state
 from harness.watch.instruments.rows import Choice, batch_of, row_digests, sample_digests
@@ -690,6 +691,23 @@ def test_copies_and_views_of_what_an_optimizer_holds(observed):
     before = len(observed.events("ownership"))
     observed.step(torch.optim.SGD([flat], lr=0.1))
     assert len(observed.events("ownership")) == before
+
+
+def test_what_is_loaded_is_the_same_where_its_numbers_are(observed):
+    net, optimizer = small()
+    other, _ = small()
+    loads = Loads(observed.context)
+    try:
+        net.load_state_dict(net.state_dict())
+        other.load_state_dict(state_dict=net.state_dict())
+        other.load_state_dict(small()[0].state_dict())
+        optimizer.load_state_dict(optimizer.state_dict())
+    finally:
+        loads.close()
+    one, again, drawn, of_optimizer = [e["content"] for e in observed.events("load")]
+    assert one == again != drawn
+    assert None not in (one, drawn)
+    assert of_optimizer is None
 
 
 @pytest.mark.parametrize("tied", ["tied", "copied", "never"])

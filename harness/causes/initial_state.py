@@ -120,7 +120,9 @@ def init_differs(evidence: Evidence) -> Diagnosis | None:
         return None
     if structure_differs(evidence) is not None or was_equal_when_wrapped(evidence):
         return None
-    if module_loads(evidence) or wrong_group_after_remesh(evidence) is not None:
+    if loads_that_part(evidence) or wrong_group_after_remesh(evidence) is not None:
+        return None
+    if equal_when_made(evidence):
         return None
     names = [one.name for one in found.differences if one.kind == "parameter"]
     wrapped = any(evidence.events("wrap"))
@@ -147,9 +149,44 @@ def was_equal_when_wrapped(evidence: Evidence) -> bool:
     )
 
 
+def equal_when_made(evidence: Evidence) -> list[str]:
+    """Return the differing parameters, if all were equal when their module was wrapped."""
+    names = [] if evidence.divergence is None else [d.name for d in evidence.divergence.differences]
+    equal = []
+    for by_rank in _wraps(evidence).values():
+        if set(by_rank) != set(evidence.ranks):
+            continue
+        events = list(by_rank.values())
+        rows = [name for name, *_ in events[0]["parameters"]]
+        for place, name in enumerate(rows):
+            digests = {tuple(event["digests"][place : place + 1]) for event in events}
+            if len(digests) == 1 and digests != {()}:
+                equal += [one for one in names if one == name or one.endswith(f".{name}")]
+    return equal if set(equal) == set(names) else []
+
+
 def module_loads(evidence: Evidence) -> list[Event]:
     """Return where modules were loaded."""
     return [event for event in evidence.events("load") if event["what"] == "module"]
+
+
+def loads_that_part(evidence: Evidence) -> list[Event]:
+    """Return where modules were loaded with what may not be the same on all ranks.
+
+    Not before they were wrapped: a wrapper sends rank 0's weights around.
+    """
+    found: dict[int, list[Event]] = {}
+    for rank in evidence.ranks:
+        found[rank] = []
+        for event in evidence.journals[rank]:
+            if event["kind"] == "wrap":
+                found[rank] = []
+            elif event["kind"] == "load" and event["what"] == "module":
+                found[rank].append(event | {"rank": rank})
+    contents = {tuple(e.get("content") for e in loads) for loads in found.values()}
+    if len(contents) == 1 and None not in next(iter(contents)):
+        return []
+    return [event for loads in found.values() for event in loads]
 
 
 @cause(
@@ -175,7 +212,7 @@ def weights_not_resynced_on_load(evidence: Evidence) -> Diagnosis | None:
         return _unequal_when_called(evidence)
     if found.phase != START or found.differences[0].kind != "parameter":
         return None
-    loads = module_loads(evidence)
+    loads = loads_that_part(evidence)
     ranks = tuple(sorted({event["rank"] for event in loads}))
     if not ranks:
         return None

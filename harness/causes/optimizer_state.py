@@ -7,6 +7,11 @@ from collections.abc import Collection
 from typing import Any
 
 from harness.causes.cause import Diagnosis, Strength, cause, listed
+from harness.causes.initial_state import (
+    equal_when_made,
+    loads_that_part,
+    structure_differs,
+)
 from harness.causes.resume import read_before_write
 from harness.causes.unequal import unequal_gradients
 from harness.watch.divergence import Divergence
@@ -171,6 +176,8 @@ def out_of_band_write(evidence: Evidence) -> Diagnosis | None:
     found = evidence.divergence
     if found is None or found.differences[0].kind != "parameter":
         return None
+    if found.phase == START:
+        return _written_after_wrapping(evidence, found)
     if found.phase != PARAMETERS or optimizer_state_differs(evidence) is not None:
         return None
     if read_before_write(evidence) is not None:
@@ -202,6 +209,22 @@ def out_of_band_write(evidence: Evidence) -> Diagnosis | None:
             "whether the optimizer's state was is not known",
         ),
         ranks=tuple(sorted(odd)),
+    )
+
+
+def _written_after_wrapping(evidence: Evidence, found: Divergence) -> Diagnosis | None:
+    """Recognise weights that were equal when they were wrapped, and that no load has parted."""
+    equal = equal_when_made(evidence)
+    if not equal or structure_differs(evidence) is not None or loads_that_part(evidence):
+        return None
+    return Diagnosis(
+        strength=Strength.PROVEN,
+        because=(
+            f"{listed(equal)} was equal on all ranks when it was wrapped, and is not before the "
+            f"first update of {evidence.source}: written in between, and not sent around",
+        ),
+        ranks=found.differences[0].odd,
+        tensor=equal[0],
     )
 
 
