@@ -179,13 +179,15 @@ def _scenario(page: Page, group: Sequence[Entry], sizes: Sequence[int]) -> str:
     data = "".join(f' data-{key}="{text(value)}"' for key, value in marks.items())
     known = [entry["ranks_differ"] for entry in group if entry["ranks_differ"] is not None]
     weights = _WEIGHTS[any(known)] if known else DASH
-    cells = "".join(f"<td>{_cell(by.get(size))}</td>" for size in sizes)
+    cells = "".join(
+        f'<td class="run" data-l="{size} ranks">{_cell(by.get(size))}</td>' for size in sizes
+    )
     return (
         f'<tbody{data}><tr class="scenario"><th scope="row"><p class="claim">{text(name)}</p>'
         f'<p class="reason">{text(first["title"])}</p></th>'
-        f"<td>{text(first['family'] or DASH)}"
+        f'<td data-l="Family, cause">{text(first["family"] or DASH)}'
         f"<small><code>{text(first['cause'])}</code></small></td>"
-        f"<td>{weights}</td>{cells}</tr>{_claims(claims, group, sizes)}</tbody>"
+        f'<td data-l="Weights">{weights}</td>{cells}</tr>{_claims(claims, group, sizes)}</tbody>'
     )
 
 

@@ -93,6 +93,11 @@ PROBE = """
 <script>
 (async () => {
   const found = {};
+  // What a run has come to is in sight, also where nobody scrolls to the side.
+  found.hidden = [...document.querySelectorAll("#corpus .state")]
+    .filter((e) => e.getBoundingClientRect().right > innerWidth + 0.5)
+    .map((e) => e.textContent);
+  found.states = document.querySelectorAll("#corpus .state").length;
   for (const filter of FILTERS) {
     location.hash = filter || "none=";
     await new Promise((done) => setTimeout(done, 40));
@@ -131,6 +136,7 @@ def test_filters_leave_what_fits(page):
         assert found[typed] == left, typed
         assert found[f"count {typed}"] == f"{len(left)} of 4 scenarios"
     assert found["wide"] == []
+    assert (found["states"], found["hidden"]) == (5, [])
 
 
 def test_without_scripts_everything_is_shown_but_the_filters(page):

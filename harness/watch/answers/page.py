@@ -44,6 +44,7 @@ _STYLE = """
 .key { display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; color: var(--soft);
   font-size: .875rem; margin-top: .5rem }
 .key svg { width: 14px; height: 14px; vertical-align: -2px; margin-right: .35em }
+pre { overflow-x: auto; max-width: 100% }
 pre.fix { background: var(--raised); padding: .8rem 1rem; overflow-x: auto; margin: .6rem 0 }
 .because { margin: .5rem 0; padding-left: 1.2rem }
 h1 { overflow-wrap: anywhere }
