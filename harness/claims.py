@@ -7,12 +7,14 @@
 
 The function's name is the claim's name, its docstring the claim as somebody would assert it.
 `settles="A27 B31"` names the statements of the two articles (scenarios/articles.yaml) that the
-finding decides; `~A27` where the docstring asserts the contrary.
+finding decides; `~A27` where the docstring asserts the contrary. `before={"2.10": HOLDS}` says what
+torch before 2.10 does, where torch itself has changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from harness.scenario import Claim, Finding, Kind, Outcome
@@ -23,29 +25,41 @@ if TYPE_CHECKING:
 HOLDS = Outcome.HOLDS
 REFUTED = Outcome.REFUTED
 Judge = Callable[["Tables"], Finding]
+Before = Mapping[str, Outcome]
+NEVER: Before = MappingProxyType({})
 
 
-def symptom(expects: Outcome, source: str = "", *, settles: str = "") -> Callable[[Judge], Claim]:
+def symptom(
+    expects: Outcome, source: str = "", *, settles: str = "", before: Before = NEVER
+) -> Callable[[Judge], Claim]:
     """Return a decorator: the judge becomes a claim about what a user sees."""
-    return _claim(Kind.SYMPTOM, expects, source, settles)
+    return _claim(Kind.SYMPTOM, expects, source, settles, before)
 
 
-def mechanism(expects: Outcome, source: str = "", *, settles: str = "") -> Callable[[Judge], Claim]:
+def mechanism(
+    expects: Outcome, source: str = "", *, settles: str = "", before: Before = NEVER
+) -> Callable[[Judge], Claim]:
     """Return a decorator: the judge becomes a claim about why it happens."""
-    return _claim(Kind.MECHANISM, expects, source, settles)
+    return _claim(Kind.MECHANISM, expects, source, settles, before)
 
 
-def remedy(expects: Outcome, source: str = "", *, settles: str = "") -> Callable[[Judge], Claim]:
+def remedy(
+    expects: Outcome, source: str = "", *, settles: str = "", before: Before = NEVER
+) -> Callable[[Judge], Claim]:
     """Return a decorator: the judge becomes a claim about what helps."""
-    return _claim(Kind.REMEDY, expects, source, settles)
+    return _claim(Kind.REMEDY, expects, source, settles, before)
 
 
-def cost(expects: Outcome, source: str = "", *, settles: str = "") -> Callable[[Judge], Claim]:
+def cost(
+    expects: Outcome, source: str = "", *, settles: str = "", before: Before = NEVER
+) -> Callable[[Judge], Claim]:
     """Return a decorator: the judge becomes a claim about what it takes."""
-    return _claim(Kind.COST, expects, source, settles)
+    return _claim(Kind.COST, expects, source, settles, before)
 
 
-def _claim(kind: Kind, expects: Outcome, source: str, settles: str) -> Callable[[Judge], Claim]:
+def _claim(
+    kind: Kind, expects: Outcome, source: str, settles: str, before: Before
+) -> Callable[[Judge], Claim]:
     def claim(judge: Judge) -> Claim:
         text = " ".join((judge.__doc__ or "").split())
         assert text, f"{judge.__name__} has no docstring, which is to be the claim's sentence"
@@ -57,6 +71,7 @@ def _claim(kind: Kind, expects: Outcome, source: str, settles: str) -> Callable[
             judge=judge,
             source=source,
             settles=tuple(settles.split()),
+            before=before,
         )
 
     return claim

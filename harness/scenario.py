@@ -7,8 +7,10 @@ A scenario module holds data and functions only; nothing registers itself. It im
 from __future__ import annotations
 
 import math
+import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -112,6 +114,16 @@ class Claim:
     settles: tuple[str, ...] = ()
     """Ids of the statements in scenarios/articles.yaml that the finding decides; `~A27` where the
     claim asserts the contrary of the statement."""
+    before: Mapping[str, Outcome] = field(default_factory=dict)
+    """What this project found with torch before a version, where torch itself has changed:
+    {"2.10": HOLDS}. Of several that a torch is older than the oldest counts."""
+
+    def on(self, torch: str) -> Claim:
+        """Return the claim with what is expected of it on that version of torch."""
+        older = [limit for limit in self.before if _release(torch) < _release(limit)]
+        if not older:
+            return self
+        return replace(self, expects=self.before[min(older, key=_release)], before={})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +175,9 @@ class Scenario:
     """What is true, in one sentence, from the findings by claim name."""
     min_ranks: int = 2
     max_ranks: int | None = None
+    min_torch: str = ""
+    """The oldest torch that has what `run` calls, as "2.7"; empty = every one this project runs on.
+    """
     check: Callable[[Any, int], Sequence[str]] = lambda params, ranks: ()
     """Say what is wrong with parameters that are each legal but do not go together, or not with so
     many ranks; one sentence each, with what to type. Nothing is started if it says anything."""
@@ -170,6 +185,18 @@ class Scenario:
     """Names of the module's functions that hold the branch in which the arms differ."""
     plots: Sequence[Plot] = ()
     """What a person would rather look at than read."""
+
+    def on(self, torch: str | None) -> Scenario:
+        """Return the scenario with what is expected on that version of torch; None = the newest."""
+        claims = [claim.on(torch) if torch else claim for claim in self.claims]
+        same = all(map(operator.is_, claims, self.claims))
+        return self if same else replace(self, claims=claims)
+
+    def lacks(self, torch: str | None) -> str:
+        """Say that this version of torch is too old for it; empty if it is not."""
+        if not self.min_torch or not torch or _release(torch) >= _release(self.min_torch):
+            return ""
+        return f"needs torch {self.min_torch} or newer, and here is torch {torch}"
 
     def arm(self, name: str) -> Arm:
         """Return the arm of that name; KeyError if there is none."""
@@ -193,6 +220,11 @@ class Plot:
     floor: Callable[[Tables], float] | None = None
     """Upper edge of the rounding floor, drawn as a band; None = no band."""
     unit: str = ""
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Return major and minor of a version such as 2.13.0+cpu or 2.14.0a0+git1234567."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
 def at_least(low: float) -> dict[str, float]:

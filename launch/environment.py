@@ -38,6 +38,11 @@ def gather(place: Place) -> dict[str, Any]:
     }
 
 
+def torch_version() -> str | None:
+    """Return the version of the torch that ranks will import, without importing it."""
+    return _version("torch")
+
+
 def source() -> dict[str, Any]:
     """Return the commit and whether files differ from it; None where there is no git."""
     commit = _git("rev-parse", "HEAD")

@@ -16,6 +16,7 @@ import scenarios
 from harness.errors import HarnessError, UsageError, did_you_mean
 from harness.scenario import Scenario
 from launch import ending, newest, words
+from launch.environment import torch_version
 from launch.newest import Ended
 from launch.words import Key
 
@@ -51,9 +52,10 @@ def _load() -> tuple[dict[str, Scenario], int]:
     """Return the scenarios that can be imported, and the exit code that tells of the others."""
     found: dict[str, Scenario] = {}
     code = 0
+    torch = torch_version()
     for name in scenarios.names():
         try:
-            found[name] = scenarios.load(name)
+            found[name] = scenarios.load(name).on(torch)
         except HarnessError as error:
             # One broken file does not hide the others.
             print(f"crossrank: {error}", file=sys.stderr)
@@ -78,6 +80,7 @@ def _about(name: str, item: Scenario, last: Ended | None) -> dict[str, Any]:
         "family": item.family,
         "cause": item.cause,
         "min_ranks": item.min_ranks,
+        "min_torch": item.min_torch or None,
         "arms": [arm.name for arm in item.arms],
         "claims": [
             {

@@ -59,7 +59,7 @@ def judge(layout: Layout) -> Judged:
     """
     tables = Tables.read(layout)
     name = tables.plan.scenario
-    scenario = scenarios.load(name)
+    scenario = scenarios.load(name).on(_torch(layout))
     stored = None
     if layout.verdict.exists():
         stored = read_json(layout.verdict)
@@ -74,6 +74,16 @@ def judge(layout: Layout) -> Judged:
         verdict=decide(scenario, name, tables, wrong),
         stored=stored,
     )
+
+
+def _torch(layout: Layout) -> str | None:
+    """Return the version of torch that a run was made with; None where nobody wrote it down."""
+    try:
+        packages = read_json(layout.environment).get("packages")
+    except RecordError:
+        return None
+    version = packages.get("torch") if isinstance(packages, dict) else None
+    return str(version) if version else None
 
 
 def differences(judged: Judged) -> list[str]:

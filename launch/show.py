@@ -20,6 +20,7 @@ from harness.report.source import Source, sources
 from harness.scenario import Scenario
 from launch import ending, newest, words
 from launch.arguments import conf_folders
+from launch.environment import torch_version
 from launch.newest import Ended
 from launch.statements import statements
 from launch.words import Key
@@ -40,12 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     typed = words.parse(arguments, KEYS, f"{__doc__}\nmake show")
     name = typed["scenario"]
-    scenario = scenarios.load(name)
+    scenario = scenarios.load(name).on(torch_version())
     last = next(newest.ended(name, typed["results"]), None)
     out = terminal.console()
     out.print(Text.assemble((name, "bold"), f"  {scenario.title}"))
     least = f"{scenario.min_ranks} rank{'s' if scenario.min_ranks > 1 else ''} or more"
-    out.print(Text(f"{scenario.family}; {least}", style="dim"))
+    torch = f"; torch {scenario.min_torch} or newer" if scenario.min_torch else ""
+    out.print(Text(f"{scenario.family}; {least}{torch}", style="dim"))
     _section(out, "Claims")
     _claims(out, scenario, last)
     _section(out, "Arms")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib.metadata
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +27,7 @@ from launch import devices, sweep_tables
 from launch.config import Config
 from launch.devices import Place
 from launch.engine import Engine, Progress
+from launch.environment import torch_version
 from launch.points import INTERRUPTED, NOT_RUN, Clock, Done, Finished, Point, exit_code, measured
 from launch.reproduce import engine_for, point_key, reproduce
 
@@ -293,14 +293,6 @@ def _plain(value: Any) -> Any:
 
 def _count(points: int) -> str:
     return f"{points} point{'' if points == 1 else 's'}"
-
-
-def torch_version() -> str | None:
-    """Return the version of the torch that ranks will import, without importing it."""
-    try:
-        return importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _refusal(points: Sequence[Point]) -> HarnessError:

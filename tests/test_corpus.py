@@ -12,8 +12,8 @@ import pytest
 
 import scenarios
 from harness.errors import PrerequisiteError, RecordError, UsageError
-from harness.scenario import Role
-from launch import command, ending, newest
+from harness.scenario import Outcome, Role
+from launch import command, ending, newest, runs
 from launch import config as configuration
 from launch.compose import compose
 from launch.corpus import __main__ as corpus
@@ -54,6 +54,32 @@ def test_what_is_not_for_so_many_ranks_is_skipped_with_the_reason():
     assert "at least 2 ranks" in one.problem
     assert "type scenario." in seven.problem
     assert two.config is not None
+
+
+def test_what_torch_is_too_old_for_is_skipped_and_other_claims_follow_it(
+    monkeypatch,
+):
+    monkeypatch.setattr(configuration, "torch_version", lambda: "2.8.0+cu128")
+    sharded, buffers = made(["clip_allreduce", "buffer_inplace"])
+    assert (sharded.state, sharded.config) == ("skipped", None)
+    assert "needs torch 2.9 or newer, and here is torch 2.8.0+cu128" in sharded.problem
+    (raises,) = [c for c in buffers.config.scenario.claims if c.name == "sent_raises"]
+    assert raises.expects is Outcome.HOLDS
+
+    monkeypatch.setattr(configuration, "torch_version", lambda: "2.12.0")
+    sharded, buffers = made(["clip_allreduce", "buffer_inplace"])
+    assert (sharded.state, buffers.config.scenario) == ("", scenarios.load("buffer_inplace"))
+
+
+def test_a_run_is_judged_by_what_its_own_torch_does(tmp_path):
+    run = ended(tmp_path, "buffer_inplace", "r")
+    found = {}
+    for torch in ("2.11.0", "2.12.0"):
+        run.environment.write_text(json.dumps({"packages": {"torch": torch}}))
+        judged = runs.judge(run)
+        verdict = json.loads(judged.verdict.to_json(judged.scenario))
+        found[torch] = {item["claim"]: item["expects"] for item in verdict["findings"]}
+    assert (found["2.11.0"]["sent_raises"], found["2.12.0"]["sent_raises"]) == ("holds", "refuted")
 
 
 def test_a_broken_scenario_is_a_case_that_failed_and_stops_nobody(tmp_path, monkeypatch):

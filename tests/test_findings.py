@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 
+import scenarios
 from harness.arms import control, faulty, fixed, one_process, reference
 from harness.claims import HOLDS, REFUTED, cost, mechanism, remedy, symptom
 from harness.errors import MissingRecord
@@ -372,6 +374,43 @@ def test_a_claim_is_a_judge_with_a_sentence(decorator, kind):
     assert (it_rains.name, it_rains.kind, it_rains.expects) == ("it_rains", kind, REFUTED)
     assert (it_rains.text, it_rains.source) == ("It rains, and it pours.", "owner/name#1")
     assert it_rains.judge(None) is YES
+
+
+@pytest.mark.parametrize(
+    ("torch", "expected"),
+    [
+        ("2.7.1", REFUTED),
+        ("2.9.1+cu128", REFUTED),
+        ("2.10.0", HOLDS),
+        ("2.10.2", HOLDS),
+        ("2.11.0a0+git0123456", REFUTED),
+        ("3.0.0", REFUTED),
+    ],
+)
+def test_what_is_expected_follows_torch_where_torch_has_changed(torch, expected):
+    @symptom(REFUTED, before={"2.11": HOLDS, "2.10": REFUTED})
+    def it_rains(t):
+        """It rains."""
+        return YES
+
+    @symptom(HOLDS)
+    def it_snows(t):
+        """It snows."""
+        return YES
+
+    scenario = scenarios.load("loss_gap")
+    weather = dataclasses.replace(scenario, claims=(it_rains, it_snows))
+    assert [claim.expects for claim in weather.on(torch).claims] == [expected, HOLDS]
+    assert weather.on(None) is weather
+    assert scenario.on(torch) is scenario
+
+
+def test_a_torch_that_is_too_old_is_told_apart_from_one_that_will_do():
+    scenario = scenarios.load("loss_gap")
+    assert scenario.lacks("2.7.0") == ""
+    new = dataclasses.replace(scenario, min_torch="2.9")
+    assert new.lacks("2.8.1+cpu") == "needs torch 2.9 or newer, and here is torch 2.8.1+cpu"
+    assert [new.lacks(torch) for torch in ("2.9.0", "2.10.0", "3.0.0", None)] == [""] * 4
 
 
 def test_a_claim_without_a_sentence_is_none():

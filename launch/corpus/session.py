@@ -207,7 +207,6 @@ def exit_code(entries: Sequence[Entry]) -> int:
 def _stands(case: Case, old: Entry, folder: Path | None) -> bool:
     """Say whether an entry need not be made again: it is sound, and nothing it rests on changed."""
     from launch.reproduce import point_key
-    from launch.sweep import torch_version
 
     if not old.through or old.run is None or case.config is None or case.place is None:
         return False
@@ -216,7 +215,7 @@ def _stands(case: Case, old: Entry, folder: Path | None) -> bool:
         stored = read_json(Layout(folder / old.run).environment).get("point")
     except HarnessError:
         return False
-    return bool(stored == point_key(case.config, case.place, torch_version()))
+    return bool(stored == point_key(case.config, case.place, environment.torch_version()))
 
 
 def _key(case: Case) -> tuple[str, int]:
