@@ -478,6 +478,26 @@ def test_what_was_reduced_by_hand_proves_what_was_not():
     assert "reduction_left_out" not in found(mended)
 
 
+def test_an_update_or_an_optimizer_that_is_left_out_of_the_reductions():
+    events = [*BARE, reduced(*NAMES), reduced() | {"update": 3}, passes(number=3)]
+    skipped = evidence(events, parted(step=3))
+    assert only(skipped, "reduction_left_out")
+    assert "before update 3 none was" in diagnose(skipped)[0].because[0]
+    # Reduced for this update as well; never before; only later; averaged as weights.
+    mended = reduced(*NAMES) | {"update": 3, "names": list(reversed(NAMES))}
+    average = {"kind": "weights_reduced", "count": 2}
+    for other in (
+        [*BARE, reduced(*NAMES), mended],
+        [*BARE, reduced() | {"update": 3}],
+        [*BARE, reduced(*NAMES) | {"update": 5}],
+        [*events, reduced(*NAMES) | average],
+    ):
+        assert "reduction_left_out" not in found(evidence(other, parted(step=3)))
+    one_each = evidence([*BARE, reduced("other.weight") | {"optimizer": 1}], parted())
+    assert only(one_each, "reduction_left_out")
+    assert "other.weight, of other optimizers" in diagnose(one_each)[0].because[0]
+
+
 def test_reductions_in_another_order_mix_gradients():
     def events(rank):
         return [*BARE, reduced(*(reversed(NAMES) if rank == 1 else NAMES))]
@@ -548,6 +568,19 @@ def test_averages_that_the_script_makes_itself_are_on_purpose(kind, updates, nam
     assert averages_by_hand(one) is None
     # The gradients of some are averaged, so the others should be.
     assert averages_by_hand(evidence(events, parted(names=NAMES[:1]))) is None
+
+
+@pytest.mark.parametrize(("rounds", "meant"), [((1,), False), ((1, 2), True), ((), False)])
+def test_rounds_of_local_training_with_an_optimizer_each(rounds, meant):
+    some = parted(names=NAMES[:1])
+    for divergence in (parted(), some):
+        said = averages_by_hand(evidence(BARE, divergence, made_equal={0: rounds}))
+        assert (said is not None) is meant
+    # Of another optimizer; below a wrapper; of one rank alone.
+    assert averages_by_hand(evidence(BARE, some, made_equal={1: (2, 3)})) is None
+    assert averages_by_hand(evidence(SYNCHRONISED, some, made_equal={0: (1, 2)})) is None
+    odd = parted(groups=ONE_ODD)
+    assert averages_by_hand(evidence(BARE, odd, made_equal={0: (1, 2)})) is None
 
 
 def test_ranks_that_agree_as_their_groups_do_are_reduced_over_groups():

@@ -8,7 +8,14 @@ import pytest
 
 from harness.watch.answers import closing
 from harness.watch.answers.answer import evidence, headline, who
-from harness.watch.divergence import differences, divergence, from_json, rank_local, to_json
+from harness.watch.divergence import (
+    begins_equal,
+    differences,
+    divergence,
+    from_json,
+    rank_local,
+    to_json,
+)
 from harness.watch.exit_codes import NOT_OBSERVED
 from harness.watch.layout import GRADIENTS, PARAMETERS, START, Entry, index_of, place_of
 
@@ -223,6 +230,13 @@ def test_models_of_groups_are_compared_within_their_groups_only():
     assert first(run(**usual, start=mixed, grads=later, params=later)).phase == START
     # Equal everywhere: replicas whose wrapper was given a group too small.
     assert first(run(**usual, grads=later, params=later)).phase == GRADIENTS
+
+
+def test_parameters_that_begin_equal_on_all_ranks():
+    assert begins_equal(run(), (0, 1, 2))
+    assert not begins_equal(run(start={(0, "b", 1): 8}), (0, 1, 2))
+    # One of them has not come so far.
+    assert not begins_equal(run(), (0, 1, 2, 3))
 
 
 def test_shards_are_never_compared_with_other_shards_but_with_their_replicas():

@@ -22,12 +22,15 @@ from harness.watch.instruments.context import Context
 from harness.watch.instruments.forward_hooks import before_forward
 from harness.watch.instruments.loads import Loads
 from harness.watch.instruments.loss_terms import terms
+from harness.watch.instruments.parameters import Held, Parameters
 from harness.watch.instruments.random_state import random_state
 from harness.watch.instruments.rows import Choice, batch_of, row_digests, sample_digests
 from harness.watch.journal import Journal, read_journal
 from harness.watch.layout import GRADIENTS
 from harness.watch.modules import Modules
 from harness.watch.stream import Stream as OptimizerStream
+from harness.watch.updates import MOST as MOST_OPTIMIZERS
+from harness.watch.watcher import Watcher
 
 
 class Observed:
@@ -693,6 +696,19 @@ def test_copies_and_views_of_what_an_optimizer_holds(observed):
     assert len(observed.events("ownership")) == before
 
 
+def test_an_optimizer_of_the_same_parameters_is_made_anew(observed):
+    net, optimizer = small()
+    parameters = Parameters(observed.context, dict)
+    held = [Held(name, p, replicated=True) for name, p in net.named_parameters()]
+    other = [Held(name, p, replicated=True) for name, p in small()[0].named_parameters()]
+    for number, own in enumerate((held, other, held[:2], held, held)):
+        parameters.described(number, optimizer, 0, own)
+    # A group is added to the third: it is the same optimizer as before.
+    parameters.described(2, optimizer, 1, held)
+    assert [e["after"] for e in observed.events("optimizer")] == [None, None, None, 0, 0, None]
+    assert parameters.made_anew == 2
+
+
 def test_what_is_loaded_is_the_same_where_its_numbers_are(observed):
     net, optimizer = small()
     other, _ = small()
@@ -783,13 +799,19 @@ def test_weights_that_the_script_reduces_are_told_from_gradients(observed):
             if update == 2:
                 dist.all_reduce(net[2].bias.data)
             by_hand.before_update(0, update, held)
+        # An update without, and another one; the first after it is as before.
+        by_hand.before_update(0, 4, held)
+        by_hand.before_update(0, 5, held)
+        dist.all_reduce(net[0].weight.grad)
+        by_hand.before_update(0, 6, held)
     finally:
         by_hand.close()
         dist.destroy_process_group()
     (weights,) = observed.events("weights_reduced")
     assert (weights["update"], weights["names"], weights["count"]) == (2, ["2.bias"], 1)
     assert observed.events("reduced_as_one") == []
-    assert [e["names"] for e in observed.events("reduced_by_hand")] == [["0.weight"]]
+    reduced = [(e["update"], e["names"]) for e in observed.events("reduced_by_hand")]
+    assert reduced == [(0, ["0.weight"]), (4, []), (6, ["0.weight"])]
 
 
 def test_averages_of_all_weights_in_one_tensor_are_seen_each_time(observed):
@@ -850,6 +872,26 @@ def test_everything_is_put_back(tmp_path):
     assert all(now is not was for now, was in zip(patched(), before, strict=True))
     made.close()
     assert patched() == before
+
+
+def test_more_optimizers_than_can_be_followed_do_not_end_the_watch(tmp_path):
+    watcher = Watcher(folder=str(tmp_path))
+    try:
+        # As with one for each parameter, which is stepped inside of backward.
+        kept = []
+        for _ in range(MOST_OPTIMIZERS + 6):
+            _, optimizer = small()
+            kept.append(optimizer)
+            optimizer.step()
+        kept[0].step()
+    finally:
+        watcher.close()
+    assert watcher.failed is None
+    updates = [one["updates"] for one in watcher.updates.summary()]
+    assert updates == [2] + [1] * (MOST_OPTIMIZERS - 1)
+    assert watcher.notes == [
+        f"only the first {MOST_OPTIMIZERS} optimizers of the script were followed"
+    ]
 
 
 def test_training_is_the_same_with_and_without(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from harness.causes.cause import Diagnosis, Strength, cause, listed
 from harness.causes.unequal import Unequal, unequal_gradients
@@ -97,9 +98,11 @@ def reduction_left_out(evidence: Evidence) -> Diagnosis | None:
     if bare is None or bare[2] or not bare[1]:
         return None
     unequal, replicas, _ = bare
-    if len(unequal.names) == unequal.compared or _has_odd_ranks(unequal):
+    if _has_odd_ranks(unequal):
         return None
     orders = _reduced(unequal)
+    if len(unequal.names) == unequal.compared:
+        return _all_left_out(evidence, unequal, orders)
     reduced = {name for names in orders.values() for name in names}
     averaged = {
         name
@@ -119,6 +122,51 @@ def reduction_left_out(evidence: Evidence) -> Diagnosis | None:
         ),
         tensor=replicas[0],
     )
+
+
+def _all_left_out(
+    evidence: Evidence, unequal: Unequal, orders: Mapping[int, Sequence[str]]
+) -> Diagnosis | None:
+    """Recognise a whole update, or a whole optimizer, that is left out of the reductions."""
+    before = [
+        event
+        for event in evidence.events("reduced_by_hand")
+        if event["optimizer"] == unequal.optimizer
+        if event["names"] and event["update"] < unequal.step
+    ]
+    if any(orders.values()) or _averages(evidence):
+        return None
+    if before:
+        return Diagnosis(
+            strength=Strength.LIKELY,
+            because=(
+                f"the gradients of {listed(unequal.names)} were reduced one by one before earlier "
+                f"updates, and before update {unequal.step} none was",
+            ),
+            tensor=unequal.names[0],
+        )
+    others = _reduced_of_others(evidence, unequal.optimizer)
+    if not others:
+        return None
+    return Diagnosis(
+        strength=Strength.LIKELY,
+        because=(
+            f"no wrapper holds {listed(unequal.names)}, all of {evidence.source}, and no rank "
+            f"reduced the gradient; those of {listed(others)}, of other optimizers, were reduced",
+        ),
+        tensor=unequal.names[0],
+    )
+
+
+def _reduced_of_others(evidence: Evidence, optimizer: int) -> list[str]:
+    """Return parameters of other optimizers whose gradients the script has reduced itself."""
+    names = [
+        name
+        for event in evidence.events("reduced_by_hand", evidence.ranks[0])
+        if event["optimizer"] != optimizer
+        for name in event["names"]
+    ]
+    return list(dict.fromkeys(names))
 
 
 def _reduced(unequal: Unequal) -> dict[int, list[str]]:
@@ -201,7 +249,7 @@ def gradients_never_averaged(evidence: Evidence) -> Diagnosis | None:
     if bare is None or bare[2] or bare[0].step or _has_odd_ranks(bare[0]):
         return None
     unequal = bare[0]
-    if len(unequal.names) < unequal.compared:
+    if len(unequal.names) < unequal.compared or reduction_left_out(evidence) is not None:
         return None
     averaged = min((e["update"] for e in _averages(evidence)), default=None)
     if averaged is not None:
@@ -238,6 +286,9 @@ def averages_by_hand(evidence: Evidence) -> str | None:
     Training with averages of the weights now and then, made by the script itself: that once is not
     enough to say so, since weights may be made equal in the beginning.
     """
+    made_equal = _made_equal(evidence)
+    if made_equal is not None:
+        return made_equal
     found, parted = gradients_never_averaged(evidence), evidence.divergence
     if parted is None or found is None or found.strength > Strength.FACT:
         return None
@@ -255,6 +306,20 @@ def averages_by_hand(evidence: Evidence) -> str | None:
     return (
         f"the script averages the weights of {evidence.source} itself, before updates {shown}: "
         "replicas differ on purpose in between and were not compared"
+    )
+
+
+def _made_equal(evidence: Evidence) -> str | None:
+    """Recognise rounds of local training: replicas that part are equal again in the next one."""
+    bare, number = _bare(evidence), evidence.optimizer
+    if bare is None or bare[2] or number is None or bare[0].step or _has_odd_ranks(bare[0]):
+        return None
+    rounds = evidence.made_equal.get(number, ())
+    if len(rounds) < _TIMES:
+        return None
+    return (
+        f"the script makes replicas equal itself, between one optimizer and the next "
+        f"({len(rounds)} times): they differ on purpose in between and were not compared"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -251,6 +251,14 @@ def _zero_until_later(look: Look, gradients: Seen) -> set[str]:
     if zero and len(later) == len(gradients):
         zero &= {d.name for d in differences(later)}
     return zero
+
+
+def begins_equal(look: Look, ranks: Sequence[int]) -> bool:
+    """Say whether all parameters were equal on all of the ranks before the first update."""
+    start = look(0)
+    return set(start) == set(ranks) and not any(
+        one.kind == "parameter" for one in differences(start)
+    )
 
 
 def _without_gradient(seen: Seen) -> set[str]:

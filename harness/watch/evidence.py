@@ -26,6 +26,8 @@ class Evidence:
     """The optimizer or module in which they part, such as `optimizer 0 (SGD)`."""
     parts: Mapping[int, Sequence[str]] = field(default_factory=dict)
     """Optimizer -> names of its tensors that were never replicas: not equal to begin with."""
+    made_equal: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """Optimizer -> later ones of the same parameters, which were equal on all ranks by then."""
     ends: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     """Rank -> how its script ended: exit code, optimizers, notes; absent if it has not."""
     stalls: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)

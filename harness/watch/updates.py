@@ -131,6 +131,8 @@ class Updates:
             # Stepped by another optimizer, which is the one that leaves replicas equal.
             return
         observed = self._observe(optimizer)
+        if observed is None:
+            return
         # With a closure the forward and backward passes are made inside of the step.
         observed.closure = any(
             one is not None for one in (*args[1:2], (kwargs or {}).get("closure"))
@@ -162,6 +164,8 @@ class Updates:
         if not outermost:
             return
         observed = self._observe(optimizer)
+        if observed is None:
+            return
         self._instruments.after_update(observed.number, optimizer, observed.updates)
         if self.recorder is not None:
             if observed.closure:
@@ -179,13 +183,15 @@ class Updates:
             self._post(observed, index_of(observed.updates, PARAMETERS), parameters)
         observed.updates += 1
 
-    def _observe(self, optimizer: Optimizer) -> _Observed:
+    def _observe(self, optimizer: Optimizer) -> _Observed | None:
+        """Return what is known of an optimizer; None for one too many."""
         for one in self._observed:
             if one.reference() is optimizer:
                 return one
+        if len(self._observed) == MOST:
+            self._presence.note(f"only the first {MOST} optimizers of the script were followed")
+            return None
         self._observed.append(_Observed(len(self._observed), optimizer))
-        if len(self._observed) > MOST:
-            raise RuntimeError(f"the script makes new optimizers again and again, {MOST} so far")
         return self._observed[-1]
 
     def _tell(self, observed: _Observed, optimizer: Optimizer) -> None:

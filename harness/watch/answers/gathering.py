@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.watch.divergence import Divergence, rank_local
+from harness.watch.divergence import Divergence, begins_equal, rank_local
 from harness.watch.evidence import Evidence
 from harness.watch.hangs.pairing import first_unpaired, from_json
 from harness.watch.journal import read_journal, read_last_call
@@ -40,6 +40,16 @@ def gather(
         number: sorted(rank_local(Exchange(folder, f"optimizer{number}", ranks).look))
         for number in sorted(optimizers)
     }
+    after = {
+        event["optimizer"]: event["after"]
+        for events in journals.values()
+        for event in events
+        if event["kind"] == "optimizer" and event.get("after") is not None
+    }
+    made_equal: dict[int, list[int]] = {}
+    for number, first in sorted(after.items()) if divergence is not None else ():
+        if begins_equal(Exchange(folder, f"optimizer{number}", ranks).look, ranks):
+            made_equal.setdefault(first, []).append(number)
     ends = {rank: folder.read(folder.end(rank)) for rank in ranks}
     stalls = {rank: folder.read(folder.stall(rank)) for rank in ranks}
     gone = {rank: folder.read(folder.gone(rank)) for rank in ranks}
@@ -53,6 +63,7 @@ def gather(
         divergence=divergence,
         source=source,
         parts={number: names for number, names in parts.items() if names},
+        made_equal=made_equal,
         ends={rank: end for rank, end in ends.items() if end is not None},
         stalls={rank: stall for rank, stall in stalls.items() if stall is not None},
         gone={rank: when for rank, when in gone.items() if when is not None},

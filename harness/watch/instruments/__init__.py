@@ -76,8 +76,11 @@ class Instruments:
 
     @property
     def sees_averages(self) -> bool:
-        """Whether the script itself has reduced the weights of an optimizer, as a whole or not."""
-        return self._by_hand.sees_averages
+        """Whether the script itself has reduced the weights of an optimizer, as a whole or not.
+
+        Or may have done so in another way, where it makes a new optimizer after each time.
+        """
+        return self._by_hand.sees_averages or self._parameters.made_anew > 1
 
     def averages(self, number: int) -> bool:
         """Say whether an optimizer's replicas differ on purpose between averages."""

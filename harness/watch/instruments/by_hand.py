@@ -51,6 +51,9 @@ class ByHand:
     def before_update(self, number: int, update: int, held: list[tuple[str, torch.Tensor]]) -> None:
         """Note in which order gradients were reduced, where it is not that of the update before."""
         if not self._reduced:
+            if self._names.get(number):
+                # The update before was made from reduced gradients, and this one is not.
+                self._note(number, update, [])
             return
         self._weights(number, update, held)
         names = {id(p.grad): name for name, p in held if p.grad is not None}
@@ -58,10 +61,13 @@ class ByHand:
         self._reduced.clear()
         order = [names[id(tensor)] for tensor in alive if id(tensor) in names]
         if order and order != self._names.get(number):
-            self._names[number] = order
-            self._context.journal.write(
-                "reduced_by_hand", optimizer=number, update=update, names=order[:NAMES]
-            )
+            self._note(number, update, order)
+
+    def _note(self, number: int, update: int, order: list[str]) -> None:
+        self._names[number] = order
+        self._context.journal.write(
+            "reduced_by_hand", optimizer=number, update=update, names=order[:NAMES]
+        )
 
     def _weights(self, number: int, update: int, held: list[tuple[str, torch.Tensor]]) -> None:
         """Note that weights were reduced; `parameter.data` is another tensor each time.

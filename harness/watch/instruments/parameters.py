@@ -42,6 +42,8 @@ class _Optimizer:
     def __init__(self, kind: str, held: Sequence[Held]) -> None:
         self.kind = kind
         self.held = held
+        self.after: int | None = None
+        """The first optimizer that has held the same parameters, if it is not the first itself."""
         self.wrappers = 0
         """How many there were when the owners of its parameters were looked up."""
         self.modules: frozenset[int] = frozenset()
@@ -51,6 +53,10 @@ class _Optimizer:
 
     def alive(self) -> list[tuple[str, torch.Tensor]]:
         return [(one.name, p) for one in self.held if (p := one.parameter()) is not None]
+
+    def same(self, parameters: set[int]) -> bool:
+        """Say whether these, by `id`, are its parameters."""
+        return {id(p) for _, p in self.alive()} == parameters
 
 
 class Parameters:
@@ -62,6 +68,8 @@ class Parameters:
         self._owners = owners
         self._digest = Digester()
         self._optimizers: dict[int, _Optimizer] = {}
+        self.made_anew = 0
+        """Optimizers of parameters that another one has held before."""
 
     def close(self) -> None:
         """There is nothing to remove."""
@@ -70,7 +78,13 @@ class Parameters:
         self, number: int, optimizer: torch.optim.Optimizer, update: int, held: Sequence[Held]
     ) -> None:
         """Note what an optimizer holds from now on."""
+        after = None
+        if number not in self._optimizers:
+            mine = {id(one.parameter()) for one in held}
+            after = next((n for n, o in self._optimizers.items() if o.same(mine)), None)
+            self.made_anew += after is not None
         self._optimizers[number] = known = _Optimizer(type(optimizer).__name__, held)
+        known.after = after
         self._describe(number, known, update)
 
     def _describe(self, number: int, known: _Optimizer, update: int) -> None:
@@ -82,6 +96,7 @@ class Parameters:
             "optimizer",
             optimizer=number,
             update=update,
+            after=known.after,
             **{"class": known.kind},
             parameters=[
                 [name, *owners.get(id(p), (None, "")), p.requires_grad] for name, p in known.alive()
