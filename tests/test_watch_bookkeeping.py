@@ -409,7 +409,7 @@ def clip(norm, at_update, bound=1.0, **fields):
 
     def of(rank):
         each = {k: v(rank) if callable(v) else v for k, v in fields.items()}
-        own = {k: each.pop(k) for k in ("sharded", "scale") if k in each}
+        own = {k: each.pop(k) for k in ("sharded", "scale", "backwards") if k in each}
         seen = norm(rank) if callable(norm) else norm
         update = at_update(rank) if callable(at_update) else at_update
         return event | {"norm": update, "clips": [one | {"norm": seen} | own]} | each
@@ -435,6 +435,20 @@ def test_clips_of_scaled_gradients():
     assert strength(cause, clip(3.0, 1.0, scale=1.0)) is None
     # The bound was multiplied by the scale as well.
     assert strength(cause, clip(3e4, 1.0, bound=65536.0, scale=65536.0)) is None
+
+
+def test_clips_of_gradients_that_were_used_already():
+    def late(backwards=0, norm=3.0, updates=4, **fields):
+        clips = [clip(norm, norm, backwards=backwards)(0) | {"update": u} for u in range(updates)]
+        windows = [window(u, **fields) for u in range(updates)]
+        return strength("clip_after_step", *clips, *windows)
+
+    assert late() == PROVEN
+    assert late(backwards=1) is None
+    # A look at the norm; too few; another optimizer's update may have come before.
+    assert late(norm=0.5) is None
+    assert late(updates=2) is None
+    assert late(optimizer=lambda rank: 1) is None
 
 
 def test_norms_of_shards():
@@ -654,6 +668,15 @@ def test_a_broken_tie_and_a_frozen_layer_that_moves():
     frozen = {"kind": "frozen", "moved": ["backbone.1"], "count": 1}
     assert strength("frozen_module_changes", frozen) == LIKELY
     assert strength("frozen_module_changes") is None
+
+
+def test_a_schedule_that_went_nowhere():
+    usual = {"kind": "schedule_not_resumed", "optimizer": 1, "class": "OneCycleLR", "steps": 16}
+    event = usual | {"model_loaded_at": "train.py:3"}
+    assert strength("scheduler_state_lost", event) == LIKELY
+    assert strength("scheduler_state_lost", {"kind": "resumed"}) is None
+    one = catalogue()["scheduler_state_lost"].diagnose(evidence(lambda r: event if r else None))
+    assert one.ranks == (1,)
 
 
 def test_a_state_that_went_nowhere():

@@ -338,6 +338,19 @@ def test_a_clip_is_seen_with_its_norm_and_the_scale_of_the_gradients(observed, u
     assert event["norm"] == pytest.approx(0.01 * before, rel=1e-3)
 
 
+def test_a_clip_is_seen_with_the_backward_passes_before_it(observed):
+    net, optimizer = small()
+    for late in (False, True, False):
+        net(torch.ones(2, 3)).sum().backward()
+        if not late:
+            nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+        observed.step(optimizer)
+        if late:
+            nn.utils.clip_grad_value_(net.parameters(), 0.1)
+    counts = [[c["backwards"] for c in event["clips"]] for event in observed.events("clip")]
+    assert counts == [[1], [0, 1]]
+
+
 def test_a_scale_counts_for_its_own_update_only(observed):
     net, optimizer = small()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -785,6 +798,54 @@ def test_a_state_is_left_out_where_it_would_fit(observed, tmp_path, way):
     observed.step(again)
     assert len(observed.events("resumed")) == (way == "resumed")
     assert len(observed.events("not_resumed")) == (way == "left out")
+
+
+@pytest.mark.parametrize(
+    ("way", "seen"),
+    [
+        ("anew", 1),
+        ("loaded", 0),
+        ("told of its steps", 0),
+        ("stepped on", 0),
+        ("another length", 0),
+        ("no optimizer state", 0),
+        ("never stepped", 0),
+    ],
+)
+def test_a_schedule_that_begins_anew_below_an_optimizer_that_goes_on(observed, tmp_path, way, seen):
+    def made(length=9, **options):
+        net, _ = small()
+        adam = torch.optim.Adam(net.parameters(), lr=0.01)
+        return net, adam, lambda: lr_scheduler.CosineAnnealingLR(adam, length, **options)
+
+    net, adam, schedule = made()
+    first = schedule()
+    net(torch.ones(2, 3)).sum().backward()
+    for _ in range(4 if way != "never stepped" else 0):
+        adam.step()
+        first.step()
+    if way == "never stepped":
+        adam.step()
+    parts = {"model": net, "optimizer": adam, "schedule": first}
+    torch.save({name: part.state_dict() for name, part in parts.items()}, tmp_path / "c.pt")
+    content = torch.load(tmp_path / "c.pt")
+    told = {"last_epoch": 4} if way == "told of its steps" else {}
+    net, adam, schedule = made(length=7 if way == "another length" else 9, **told)
+    net.load_state_dict(content["model"])
+    if way == "told of its steps":
+        adam.load_state_dict(content["optimizer"])
+    second = schedule()
+    if way not in ("no optimizer state", "told of its steps"):
+        adam.load_state_dict(content["optimizer"])
+    if way == "loaded":
+        second.load_state_dict(content["schedule"])
+    for _ in range(4 if way == "stepped on" else 0):
+        second.step()
+    observed.step(adam)
+    events = observed.events("schedule_not_resumed")
+    assert [(event["class"], event["steps"]) for event in events] == [
+        ("CosineAnnealingLR", 4)
+    ] * seen
 
 
 def test_weights_that_the_script_reduces_are_told_from_gradients(observed):

@@ -13,6 +13,8 @@ from harness.watch.layout import GRADIENTS
 
 _MOST_BOUND = 0.01
 """A bound of more than this share of the loss scale was multiplied by it."""
+_FEWEST = 3
+"""Updates from which on a place in the loop is a habit."""
 
 
 @cause(
@@ -96,6 +98,50 @@ def clip_before_unscale(evidence: Evidence) -> Diagnosis | None:
                 explains=False,
             )
     return None
+
+
+@cause(
+    family="clipping",
+    sees="Clipping changes nothing, whatever the bound; losses jump as they did without it.",
+    why="The gradients are clipped when the update has been made from them, and are cleared or "
+    "added to afterwards.",
+    confirm="Set the bound to 1e-9: the loss still falls.",
+    change="clip between backward and optimizer.step()",
+    fix="""
+loss.backward()
+clip_grad_norm_(model.parameters(), max_norm)      # before step
+optimizer.step()
+optimizer.zero_grad()
+""",
+)
+def clip_after_step(evidence: Evidence) -> Diagnosis | None:
+    """Recognise clips with no backward pass between the update before and them."""
+    for rank in evidence.ranks:
+        # With several optimizers, the update before may be the other one's.
+        if {u["optimizer"] for u in evidence.updates(rank)} != {0}:
+            continue
+        windows = {u["update"]: u for u in evidence.updates(rank) if u.get("backwards")}
+        events = [e for e in evidence.events("clip", rank) if e["update"] in windows]
+        late = [e for e in events if all(c.get("backwards") == 0 for c in e["clips"])]
+        if len(late) < _FEWEST or len(late) < len(events) or not any(map(_cuts, late)):
+            continue
+        clip = late[0]["clips"][0]
+        return Diagnosis(
+            strength=Strength.PROVEN,
+            because=(
+                f"gradients were clipped after the update that was made from them, and before the "
+                f"next backward pass ({len(late)} of {len(events)} updates that were looked at)",
+            ),
+            where=clip["at"],
+            step=late[0]["update"] - 1,
+            explains=False,
+        )
+    return None
+
+
+def _cuts(event: Event) -> bool:
+    """Say whether a clip is one, and not a look at the norm."""
+    return any(clip["kind"] == "value" or _acts(clip) for clip in event["clips"])
 
 
 @cause(

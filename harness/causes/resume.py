@@ -55,6 +55,40 @@ def optimizer_state_lost(evidence: Evidence) -> Diagnosis | None:
 
 @cause(
     family="resume",
+    sees="The loss jumps after a resume: warm-up and decay run again from their beginning.",
+    why="The schedule counts its own steps. Made anew, it sets the learning rate of its first "
+    "step, whatever rate the optimizer came back with.",
+    confirm="Print scheduler.last_epoch and the learning rate right after loading.",
+    change="load the schedule's state too, behind that of the optimizer",
+    fix="""
+optimizer.load_state_dict(checkpoint["optimizer"])
+scheduler.load_state_dict(checkpoint["scheduler"])
+""",
+)
+def scheduler_state_lost(evidence: Evidence) -> Diagnosis | None:
+    """Recognise a schedule that begins anew below an optimizer that goes on."""
+    lost = {event["rank"]: event for event in evidence.events("schedule_not_resumed")}
+    if not lost:
+        return None
+    some = tuple(rank for rank in lost if len(lost) < len(evidence.ranks))
+    first = next(iter(lost.values()))
+    return Diagnosis(
+        # A new schedule may be wanted for what is left.
+        strength=Strength.LIKELY,
+        because=(
+            f"optimizer {first['optimizer']} goes on with the state of a checkpoint, whose "
+            f"schedule had made {first['steps']} steps; its {first['class']}, set as that one was, "
+            "begins at step 0",
+        ),
+        where=first["model_loaded_at"],
+        step=first["step"],
+        ranks=some,
+        explains=bool(some),
+    )
+
+
+@cause(
+    family="resume",
     sees="The loss after a resume is lower than it should be, and validation is not.",
     why="The order of the data was not restored: set_epoch counts from 0 again, or the loader "
     "begins at its first batch, and the run trains on what it has had.",

@@ -91,6 +91,7 @@ class Clipping:
                 "norm": float(norm) if readable else None,
                 "bound": float(bound) if isinstance(bound, int | float) else None,
                 "sharded": sharded,
+                "backwards": self._context.window.so_far().get("backwards", 0),
                 # Of several optimizers one may have been unscaled: then nothing is said of any.
                 "scale": None if self._unscaled else self.scale,
                 "at": call_site(),
