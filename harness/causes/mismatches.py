@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from harness.causes.across import each_rank
+from harness.causes.by_hand import reduced_in_another_order
 from harness.causes.cause import Diagnosis, Strength, cause
 from harness.causes.hangs import rank0_only_collective
-from harness.causes.parallel import reduced_in_another_order
 from harness.causes.parted import parted, shown
 from harness.causes.unpaired import (
     FAMILY,

@@ -48,6 +48,13 @@ class Unequal:
         return {name: Owned(name, module, was) for name, module, was, *_ in rows}
 
     @property
+    def parts(self) -> int:
+        """How many parameters of the optimizer are DTensors of which each rank holds a part."""
+        rank = self.evidence.ranks[0]
+        event = self.evidence.latest("optimizer", rank, self.optimizer, self.step)
+        return int(event.get("parts", 0)) if event else 0
+
+    @property
     def owned(self) -> list[Owned]:
         """Those of the parameters concerned that are below a wrapper."""
         known = [self.held[name] for name in self.names if name in self.held]

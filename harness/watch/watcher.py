@@ -20,7 +20,7 @@ from torch.optim.optimizer import (
 )
 
 from harness.causes import diagnose
-from harness.causes.parallel import NEVER_AVERAGED
+from harness.causes.by_hand import NEVER_AVERAGED
 from harness.watch.answers.answer import Answer
 from harness.watch.answers.gathering import gather
 from harness.watch.divergence import Divergence, at_evaluation, to_json

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.causes import Diagnosis, Strength, diagnose
-from harness.causes.parallel import averages_by_hand
+from harness.causes.by_hand import averages_by_hand
 from harness.watch.answers.answer import Answer
 from harness.watch.answers.damage import Damage, spread
 from harness.watch.answers.gathering import gather

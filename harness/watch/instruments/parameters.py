@@ -97,6 +97,7 @@ class Parameters:
             optimizer=number,
             update=update,
             after=known.after,
+            parts=sum(not one.replicated for one in known.held),
             **{"class": known.kind},
             parameters=[
                 [name, *owners.get(id(p), (None, "")), p.requires_grad] for name, p in known.alive()
