@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from harness.arms import faulty, fixed, one_process
 from harness.claims import HOLDS, REFUTED, mechanism, remedy, symptom
 from harness.findings import all_of, like_one_process, matches, negated, ranks_agree, says
-from harness.scenario import Arm, Finding, Plot, Scenario, at_least
+from harness.scenario import Arm, Finding, Plot, Scenario, at_least, one_of
+from scenarios._digits import prerequisite
 from scenarios._models import equal_shares
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 class Params:
     """Types only; values and what they mean are in conf/scenario/bn_stats_local.yaml."""
 
+    scale: str = field(metadata=one_of("toy", "real"))
     epochs: int = field(metadata=at_least(2))
     batch: int = field(metadata=at_least(1))
     lr: float = field(metadata=at_least(1e-6))
@@ -35,11 +37,8 @@ class Params:
 
 def check(p: Params, ranks: int) -> list[str]:
     """Refuse unequal shares, and those of one row: batch norm wants two."""
-    return (
-        equal_shares(p, ranks)
-        if p.batch >= 2 * ranks
-        else [f"scenario.batch={p.batch} is not two rows a rank; type scenario.batch={2 * ranks}"]
-    )
+    few = f"scenario.batch={p.batch} is not two rows a rank; type scenario.batch={2 * ranks}"
+    return [*prerequisite(p.scale), *([few] if p.batch < 2 * ranks else equal_shares(p, ranks))]
 
 
 def run(rank: Rank, arm: Arm, p: Params) -> None:
@@ -50,17 +49,18 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     from harness.sync_batch_norm import convert_sync_batch_norm
-    from scenarios._models import FEATURES, net, rows, weights
+    from scenarios._digits import held_out, net, right, rows
+    from scenarios._models import weights
 
-    norm = torch.nn.BatchNorm1d(FEATURES, dtype=torch.float64, device=rank.device)
-    layers: torch.nn.Module = torch.nn.Sequential(norm, *net(rank))
+    held_x, held_y = held_out(rank, p.batch, p.scale)
+    norm = torch.nn.BatchNorm1d(held_x.shape[1], dtype=torch.float64, device=rank.device)
+    layers: torch.nn.Module = torch.nn.Sequential(norm, *net(rank, p.scale))
     if arm["buffers"] == "synchronised":
         layers = convert_sync_batch_norm(layers)
     model = DistributedDataParallel(layers, broadcast_buffers=arm["buffers"] != "local")
     optimizer = torch.optim.SGD(model.parameters(), lr=p.lr)
-    held_x, held_y = rows(rank, p.batch, name="validation", whole=True)
     for epoch in range(p.epochs):
-        x, y = rows(rank, p.batch, name=f"epoch/{epoch}")
+        x, y = rows(rank, p.batch, p.scale, name=f"epoch/{epoch}")
         model.train()
         optimizer.zero_grad()
         mse_loss(model(x), y).backward()
@@ -72,8 +72,9 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
                     buffer /= rank.world_size
         model.eval()
         with torch.no_grad():
-            validation = mse_loss(model.module(held_x), held_y)
-        rank.log(step=epoch, validation=validation)
+            output = model.module(held_x)
+        validation, accuracy = mse_loss(output, held_y), right(output, held_y).double().mean()
+        rank.log(step=epoch, validation=validation, accuracy=accuracy)
         mean, variance, _ = model.buffers()
         rank.snapshot(step=epoch, weights=weights(model), mean=mean, variance=variance)
 

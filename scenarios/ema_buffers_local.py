@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from harness.arms import faulty, fixed, one_process
 from harness.claims import HOLDS, REFUTED, mechanism, remedy, symptom
 from harness.findings import all_of, like_one_process, negated, ranks_agree, says
-from harness.scenario import Arm, Finding, Plot, Scenario, at_least
+from harness.scenario import Arm, Finding, Plot, Scenario, at_least, one_of
+from scenarios._digits import prerequisite
 from scenarios._models import equal_shares
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 class Params:
     """Types only; values and what they mean are in conf/scenario/ema_buffers_local.yaml."""
 
+    scale: str = field(metadata=one_of("toy", "real"))
     steps: int = field(metadata=at_least(2))
     batch: int = field(metadata=at_least(4))
     lr: float = field(metadata=at_least(1e-6))
@@ -42,17 +44,18 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
     from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn
 
     from harness.sync_batch_norm import SyncBatchNorm
-    from scenarios._models import net, rows, weights
+    from scenarios._digits import held_out, net, right, rows
+    from scenarios._models import weights
 
     kind = SyncBatchNorm if arm["statistics"] == "synchronised" else nn.BatchNorm1d
-    first, tanh, last = net(rank)
+    first, tanh, last = net(rank, p.scale)
     norm = kind(12, dtype=torch.float64)
     layers = nn.Sequential(first, norm, tanh, last).to(rank.device)
     model = DistributedDataParallel(layers)
     average = AveragedModel(layers, avg_fn=get_ema_avg_fn(0.9), use_buffers=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=p.lr)
-    x, y = rows(rank, p.batch)
-    held_x, held_y = rows(rank, p.batch, name="held out", whole=True)
+    x, y = rows(rank, p.batch, p.scale)
+    held_x, held_y = held_out(rank, p.batch, p.scale)
     for step in range(p.steps):
         model.train()
         optimizer.zero_grad()
@@ -66,8 +69,9 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
         average.update_parameters(layers)
         average.eval()
         with torch.no_grad():
-            score = nn.functional.mse_loss(average(held_x), held_y)
-        rank.log(step=step, score=score)
+            output = average(held_x)
+        score = nn.functional.mse_loss(output, held_y)
+        rank.log(step=step, score=score, accuracy=right(output, held_y).double().mean())
         statistics = [buffer for buffer in average.buffers() if buffer.is_floating_point()]
         ema = torch.cat([weights(average), *statistics])
         rank.snapshot(step=step, weights=weights(layers), ema=ema)
@@ -116,7 +120,7 @@ SCENARIO = Scenario(
     cause="ema_buffers_local",
     params=Params,
     run=run,
-    check=equal_shares,
+    check=lambda p, ranks: [*prerequisite(p.scale), *equal_shares(p, ranks)],
     headline=says(
         score_per_rank=("the averaged model has a score per rank", "ranks report one score"),
         weights_part=("the trained weights part, too", "while the trained weights agree"),

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from harness.arms import faulty, fixed, reference
 from harness.claims import HOLDS, REFUTED, mechanism, remedy, symptom
 from harness.findings import counts, negated, repeats_records, says
-from harness.scenario import Arm, Finding, Scenario, at_least, holds, refuted
+from harness.scenario import Arm, Finding, Scenario, at_least, holds, one_of, refuted
+from scenarios._digits import prerequisite
 from scenarios._models import equal_shares
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 class Params:
     """Types only; values and what they mean are in conf/scenario/eval_padding.yaml."""
 
+    scale: str = field(metadata=one_of("toy", "real"))
     epochs: int = field(metadata=at_least(1))
     batch: int = field(metadata=at_least(1))
     tests: int = field(metadata=at_least(3))
@@ -34,11 +36,10 @@ class Params:
 
 def check(p: Params, ranks: int) -> list[str]:
     """The test samples cannot be shared equally, or nothing would be repeated."""
-    if p.tests % ranks and p.tests > ranks:
-        return equal_shares(p, ranks)
-    typed = ranks * max(1, round(p.tests / ranks)) + 1
-    said = f"scenario.tests={p.tests} is a multiple of {ranks} ranks, or too few"
-    return [f"{said}; type scenario.tests={typed}", *equal_shares(p, ranks)]
+    typed = f"type scenario.tests={ranks * max(1, round(p.tests / ranks)) + 1}"
+    said = f"scenario.tests={p.tests} is a multiple of {ranks} ranks, or too few; {typed}"
+    wrong = [said] if p.tests % ranks == 0 or p.tests <= ranks else []
+    return [*prerequisite(p.scale), *wrong, *equal_shares(p, ranks)]
 
 
 def run(rank: Rank, arm: Arm, p: Params) -> None:
@@ -48,17 +49,16 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-    from scenarios._models import net, rows
+    from scenarios._digits import held_out, net, right, rows
 
-    data = TensorDataset(*rows(rank, p.tests, name="test", whole=True))
+    data = TensorDataset(*held_out(rank, p.tests, p.scale))
     share: Any = range(rank.rank, p.tests, rank.world_size)
     if arm["samples"] != "all":
-        drop, places = arm["samples"] == "drop_last", (rank.world_size, rank.rank)
-        share = DistributedSampler[Any](data, *places, shuffle=False, drop_last=drop)
+        share = DistributedSampler[Any](data, shuffle=False, drop_last=arm["samples"] == "short")
     loader = DataLoader(data, batch_size=8, sampler=share)
-    model = DistributedDataParallel(net(rank))
+    x, y = rows(rank, p.batch, p.scale)
+    model = DistributedDataParallel(net(rank, p.scale))
     optimizer = torch.optim.SGD(model.parameters(), lr=p.lr)
-    x, y = rows(rank, p.batch)
     for epoch in range(p.epochs):
         model.train()
         optimizer.zero_grad()
@@ -66,14 +66,14 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
         optimizer.step()
         model.eval()
         with torch.no_grad():
-            hits = torch.cat([(model.module(u) > 0) == (v > 0) for u, v in loader]).flatten().int()
+            hits = torch.cat([right(model.module(u), v) for u, v in loader]).int()
         rank.log(step=epoch, hits=" ".join(map(str, hits.tolist())))
         if arm.get("gathers"):
             found = [torch.empty_like(hits) for _ in range(rank.world_size)]
             dist.all_gather(found, hits)
             # Sample i is the (i // N)-th of rank i % N; what is behind the last one is padding.
             hits = torch.stack(found, dim=1).flatten()[: p.tests]
-        total = torch.stack([hits.sum(), torch.ones_like(hits).sum()])
+        total = torch.tensor([int(hits.sum()), len(hits)], device=rank.device)
         if not arm.get("gathers"):
             dist.all_reduce(total)
         rank.log(step=epoch, accuracy=total[0].double() / total[1], samples=total[1])
@@ -142,7 +142,7 @@ SCENARIO = Scenario(
     arms=(
         reference("one_process", "one process", ranks=1, samples="all"),
         faulty("padded", "DistributedSampler(shuffle=False)", samples="padded"),
-        faulty("dropped", "the same, drop_last=True", samples="drop_last"),
+        faulty("dropped", "the same, drop_last=True", samples="short"),
         fixed("not_padded", "range(rank, tests, N)", samples="all"),
         fixed("cut", "all_gather, first `tests` only", samples="padded", gathers=True),
     ),

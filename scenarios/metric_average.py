@@ -16,7 +16,8 @@ from harness.arms import faulty, fixed, reference
 from harness.claims import HOLDS, REFUTED, mechanism, remedy, symptom
 from harness.findings import all_of, is_rounding, negated, repeats_records, says
 from harness.floor import EPS, dtype_floor
-from harness.scenario import Arm, Finding, Outcome, Scenario, at_least, between, unknown
+from harness.scenario import Arm, Finding, Outcome, Scenario, at_least, between, one_of, unknown
+from scenarios._digits import digits, prerequisite
 from scenarios._models import equal_shares
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 class Params:
     """Types only; values and what they mean are in conf/scenario/metric_average.yaml."""
 
+    scale: str = field(metadata=one_of("toy", "real"))
     sets: int = field(metadata=at_least(1))
     batch: int = field(metadata=at_least(1))
     pixels: int = field(metadata=at_least(2))
@@ -49,10 +51,13 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
 
     for number in range(p.sets):
         draw = rank.generator(f"set/{number}")
-        size = torch.rand(p.batch, 1, generator=draw) ** 2
-        truth = rank.shard(torch.rand(p.batch, p.pixels, generator=draw) < size)
-        missed = rank.shard(torch.rand(p.batch, p.pixels, generator=draw) < p.wrong)
-        truth, found = truth.to(rank.device), (truth ^ missed).to(rank.device)
+        marked = torch.rand(p.batch, p.pixels, generator=draw)
+        marked = marked < torch.rand(p.batch, 1, generator=draw) ** 2
+        if p.scale == "real":  # The ink of as many digits.
+            ink = digits().train_x > 0
+            marked = ink[torch.randint(len(ink), (p.batch,), generator=draw)]
+        missed = torch.rand(marked.shape, generator=draw) < p.wrong
+        truth, found = (rank.shard(part).to(rank.device) for part in (marked, marked ^ missed))
         if arm["averages"] == "ranks":
             score = mean_over_ranks(dice(truth, found))
         elif arm["averages"] == "batches":
@@ -79,7 +84,8 @@ def right(t: Tables, arm: str, metric: str = "dice") -> Finding:
     floor = dtype_floor(EPS["float64"] * len(t.ranks(arm)))
     judged = [is_rounding(gap, floor, reason, metric) for gap in gaps]
     off = [finding for finding in judged if finding.outcome is Outcome.REFUTED]
-    if off and len(off) < len(judged):
+    # Two shards may have as many marked pixels by chance: then their mean is right.
+    if off and 2 * len(off) < len(judged):
         return unknown(f"{reason}: right in {len(judged) - len(off)} of {len(judged)} values")
     return max(judged, key=lambda finding: finding.effect or 0.0)
 
@@ -120,7 +126,7 @@ SCENARIO = Scenario(
     cause="mean_of_means",
     params=Params,
     run=run,
-    check=equal_shares,
+    check=lambda p, ranks: [*prerequisite(p.scale), *equal_shares(p, ranks)],
     headline=says(
         mean_over_ranks_off=("averaging Dice over ranks is off", "averaging over ranks is right"),
         equal_shares_help=("equal shares cure it", "equal shares do not cure it"),

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from harness.arms import faulty, fixed, one_process
 from harness.claims import HOLDS, REFUTED, remedy, symptom
 from harness.findings import all_of, like_one_process, negated, ranks_agree, says
-from harness.scenario import Arm, Finding, Plot, Scenario, at_least, between, unknown
+from harness.scenario import Arm, Finding, Plot, Scenario, at_least, between, one_of, unknown
+from scenarios._digits import prerequisite
 from scenarios._models import equal_shares
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 class Params:
     """Types only; values and what they mean are in conf/scenario/plateau_on_local_metric.yaml."""
 
+    scale: str = field(metadata=one_of("toy", "real"))
     epochs: int = field(metadata=at_least(2))
     threshold: float = field(metadata=between(0.0, 1.0))
     batch: int = field(metadata=at_least(1))
@@ -42,17 +44,19 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
     from torch.nn.parallel import DistributedDataParallel
     from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-    from scenarios._models import net, rows, weights
+    from scenarios._digits import held_out, net, rows
+    from scenarios._models import weights
 
-    model = DistributedDataParallel(net(rank))
+    model = DistributedDataParallel(net(rank, p.scale))
     optimizer = torch.optim.SGD(model.parameters(), lr=p.lr)
     scheduler = ReduceLROnPlateau(optimizer, factor=0.9, patience=0, threshold=p.threshold)
-    held_x, held_y = rows(rank, p.batch, name="validation", whole=True)
-    # The validation file is sorted, easy rows first, and each rank reads its own part of it.
-    mine = held_y.abs().flatten().argsort().chunk(rank.world_size)[rank.rank]
+    held_x, held_y = held_out(rank, p.batch, p.scale)
+    # The validation file is sorted, easy rows or one class first, and each rank reads its part.
+    key = held_y.argmax(dim=1) if p.scale == "real" else held_y.abs().flatten()
+    mine = key.argsort(stable=True).chunk(rank.world_size)[rank.rank]
     held_x, held_y = held_x[mine], held_y[mine]
     for epoch in range(p.epochs):
-        x, y = rows(rank, p.batch, name=f"epoch/{epoch}")
+        x, y = rows(rank, p.batch, p.scale, name=f"epoch/{epoch}")
         optimizer.zero_grad()
         loss = mse_loss(model(x), y)
         loss.backward()
@@ -117,7 +121,7 @@ SCENARIO = Scenario(
     cause="rank_dependent_schedule",
     params=Params,
     run=run,
-    check=equal_shares,
+    check=lambda p, ranks: [*prerequisite(p.scale), *equal_shares(p, ranks)],
     headline=says(
         rates_part=("each rank has a learning rate of its own", "all rates are one"),
         training_loss=("the training loss is shared", "the training loss is the rank's own, too"),
