@@ -115,6 +115,8 @@ def _choice(group: str, name: str, legal: Sequence[str]) -> str:
         if _default(group) is None:
             return ""
         return f"{group} cannot be empty; legal: {', '.join(legal)}"
+    if group == "scenario":
+        return scenarios.unknown(name)
     return f"no {group} named {name!r}{did_you_mean(name, legal)}; legal: {', '.join(legal)}"
 
 
@@ -152,11 +154,10 @@ def _syntax(word: str, groups: Iterable[str], several: bool) -> list[str]:
 
 
 def no_scenario() -> str:
-    """Say that no scenario was chosen, and which there are."""
+    """Say that no scenario was chosen, and where all of them are listed."""
     return (
         "no scenario chosen\n"
-        f"legal: {', '.join(scenarios.names())}\n"
-        "type scenario=NAME, or `make list` to see what each one shows"
+        f"type scenario=NAME; `make list` says what each of the {len(scenarios.names())} shows"
     )
 
 

@@ -51,6 +51,16 @@ def sources(name: str) -> list[Path]:
     return found
 
 
+def unknown(name: str) -> str:
+    """Say that there is no such scenario, which come near, and where all of them are listed."""
+    legal = names()
+    near = did_you_mean(name, legal)
+    holding = [one for one in legal if name and name.lower() in one]
+    if holding and not near:
+        near = f"; with that in its name: {', '.join(holding)}"
+    return f"no scenario named {name!r}{near}\ntype `make list` to see all {len(legal)}"
+
+
 def load(name: str) -> Scenario:
     """Return the scenario of that name; imports its module, which imports no torch.
 
@@ -59,11 +69,7 @@ def load(name: str) -> Scenario:
     """
     legal = names()
     if name not in legal:
-        raise UsageError(
-            f"no scenario named {name!r}{did_you_mean(name, legal)}\n"
-            f"legal: {', '.join(legal)}\n"
-            "type `make list` to see what each one shows"
-        )
+        raise UsageError(unknown(name))
     __path__[:] = [str(folder) for folder in folders()]
     try:
         scenario = importlib.import_module(f"scenarios.{name}").SCENARIO

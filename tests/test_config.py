@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import scenarios
 from launch import arguments, command
 from launch import config as configuration
 
@@ -32,12 +33,13 @@ def typed(tmp_path, monkeypatch, capsys):
 
 
 WRONG = [
-    ("scenario=prob", "no scenario named 'prob'; nearest: probe; legal: "),
+    ("scenario=prob", "no scenario named 'prob'; nearest: probe\ntype `make list` to see all "),
+    ("scenario=clip", "no scenario named 'clip'; with that in its name: clip_allreduce, clip_"),
     ("scenario=_hidden", "no scenario named '_hidden'"),
     ("scenario=../probe", "no scenario named '../probe'; nearest: probe"),
     ("scenario=Probe", "no scenario named 'Probe'; nearest: probe"),
-    ("scenario=", "no scenario chosen\nlegal: "),
-    ("scenario=null", "no scenario chosen\nlegal: "),
+    ("scenario=", "no scenario chosen\ntype scenario=NAME; `make list` says what each of the "),
+    ("scenario=null", "no scenario chosen\ntype scenario=NAME"),
     ("gpu=4", "no key 'gpu'; nearest: gpus\nlegal: device, dry_run, gpus, "),
     ("scenario.stpes=3", "no key 'scenario.stpes'; nearest: scenario.steps"),
     ("stpes=3", "no key 'stpes'; nearest: scenario.steps"),
@@ -136,12 +138,21 @@ def test_what_this_machine_lacks_is_a_prerequisite(typed, tmp_path, words, messa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_scenario_lists_the_legal_ones(typed):
+def test_no_scenario_says_where_they_are_listed(typed):
     code, _, err = typed("gpus=2")
 
     assert code == 2
     assert "no scenario chosen" in err
-    assert "probe" in err
+    assert "type scenario=NAME; `make list` says" in err
+
+
+@pytest.mark.parametrize("word", ["gpus=2", "scenario=", "scenario=nonsense", "scenario=prob"])
+def test_a_wrong_name_is_no_wall_of_all_names(typed, word):
+    _, _, err = typed(word)
+
+    shown = [name for name in scenarios.names() if name in err.split()]
+    assert len(shown) <= 3
+    assert len(err) < 200
 
 
 def test_every_violation_is_named_at_once(typed):

@@ -110,9 +110,7 @@ def chosen(names: Sequence[str], family: str) -> list[tuple[str, Scenario | None
     legal = scenarios.names()
     for name in names:
         if name not in legal:
-            raise UsageError(
-                f"no scenario named {name!r}{did_you_mean(name, legal)}\nlegal: {', '.join(legal)}"
-            )
+            raise UsageError(scenarios.unknown(name))
     found: list[tuple[str, Scenario | None, str]] = []
     for name in names or legal:
         try:
