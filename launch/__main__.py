@@ -36,7 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             Warm.heat()
         from launch import command
 
-        return command.run(arguments)
+        code = command.run(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Whoever read along has seen enough; the verdict of a run does not come this way.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt as error:
         print(": ".join(["interrupted", *map(str, error.args)]), file=sys.stderr)
         return INTERRUPTED

@@ -24,7 +24,7 @@ from harness.errors import HarnessError
 from harness.plan import write_text
 from harness.report import terminal
 from harness.report.wording import against
-from launch import newest
+from launch import ending, newest
 from launch.statements import (
     NOT_HERE,
     NOT_RUN,
@@ -37,6 +37,8 @@ from launch.statements import (
 )
 
 TABLE = Path(__file__).resolve().parent.parent / "scenarios" / "CLAIMS.md"
+FEW = 5
+"""So many scenarios that were not run are named; of more their number is said."""
 HEAD = """# What two articles assert, and what runs say of it
 
 Each statement with the finding of the scenarios' claims that decide it: it *holds*, is *refuted*,
@@ -79,17 +81,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         show(found)
         absent = sorted({item.scenario for row in found for item in missing(row)})
         if absent:
-            print(
-                f"crossrank: not written: no sound run of {', '.join(absent)} in "
-                f"{options.results}\ntype make corpus gpus=4 scenarios={','.join(absent)}",
-                file=sys.stderr,
-            )
+            print(f"crossrank: {_unwritten(absent, options.results)}", file=sys.stderr)
             return 12
         write_text(TABLE, markdown(found))
     except HarnessError as error:
         print(f"crossrank: {error}", file=sys.stderr)
         return error.exit_code
     return 0
+
+
+def _unwritten(absent: Sequence[str], results: Path) -> str:
+    several = len(absent) > FEW
+    named = f"{len(absent)} scenarios" if several else ", ".join(absent)
+    only = "" if several else f" scenarios={','.join(absent)}"
+    return (
+        f"scenarios/CLAIMS.md stays as it was: no sound run of {named} in {results}\n"
+        f"type make corpus gpus=4{only}, then make claims"
+    )
 
 
 def rows(results: Path) -> list[Row]:
@@ -273,4 +281,4 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ending.run(main)

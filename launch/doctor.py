@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from harness.verdict import strict
-from launch import environment
+from launch import ending, environment
 from launch.devices import choose, cuda_devices
 from launch.warm import usable
 
@@ -27,7 +27,7 @@ def main() -> int:
     print(json.dumps(strict(facts), indent=2))
     problems = []
     if facts["packages"]["torch"] is None:
-        problems.append("torch is not installed for this Python: type make setup")
+        problems.append("torch is not installed for this Python: type make doctor, for .venv")
     try:
         with tempfile.NamedTemporaryFile(dir=Path.cwd()):
             pass
@@ -39,4 +39,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ending.run(main)

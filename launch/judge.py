@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from harness.errors import HarnessError
 from harness.report import terminal
-from launch import runs
+from launch import ending, runs
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,4 +41,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ending.run(main)

@@ -19,7 +19,7 @@ import scenarios
 from harness.errors import HarnessError, PrerequisiteError
 from harness.plan import write_text
 from harness.report.terminal import number
-from launch import newest
+from launch import ending, newest
 from launch.newest import own
 
 README = Path(__file__).resolve().parent.parent / "README.md"
@@ -134,4 +134,4 @@ def _number(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ending.run(main)

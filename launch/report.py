@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from harness.errors import HarnessError
-from launch import runs
+from launch import ending, runs
 from launch.reproduce import write_reports
 
 
@@ -38,4 +38,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ending.run(main)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections import Counter
 
 import pytest
@@ -153,8 +154,19 @@ def test_a_finding_other_than_expected_is_out_of_date(tmp_path, by):
 def test_nothing_is_written_while_a_scenario_has_not_been_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(claims, "TABLE", tmp_path / "CLAIMS.md")
     assert claims.main([f"--results={tmp_path}"]) == 12
-    assert "type make corpus" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "type make corpus gpus=4, then make claims" in told
+    assert len(told) < 250, "the names of all scenarios hide what to type"
     assert not (tmp_path / "CLAIMS.md").exists()
+
+
+def test_few_scenarios_that_were_not_run_are_named(everything, monkeypatch, capsys):
+    monkeypatch.setattr(claims, "TABLE", everything / "CLAIMS.md")
+    for absent in (CASE, "rank_dependent_warmup"):
+        shutil.rmtree(everything / absent)
+    assert claims.main([f"--results={everything}"]) == 12
+    named = ",".join(sorted([CASE, "rank_dependent_warmup"]))
+    assert f"type make corpus gpus=4 scenarios={named}, then" in capsys.readouterr().err
 
 
 def test_json_has_every_statement(tmp_path, capsys):

@@ -46,3 +46,35 @@ def test_a_reader_that_went_away(tmp_path: Path) -> None:
         os.close(write)
     assert (code, "Traceback" in said) == (0, False), said
     assert verdict_of(layouts(tmp_path)[0])["conclusion"] == "as_expected"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["launch", "--help"],
+        ["launch", "scenario=probe", "dry_run=true"],
+        ["launch.show", "scenario=probe"],
+        ["launch.list"],
+        ["launch.claims", "--json"],
+        ["launch.claims"],
+        ["launch.judge", "--help"],
+    ],
+)
+def test_who_has_seen_enough_gets_no_traceback(words: list[str], tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", *words],
+            cwd=ROOT,
+            env=environment(),
+            stdout=write,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=GIVE_UP_S,
+        )
+    finally:
+        os.close(write)
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr
+    assert done.returncode in (0, 12)

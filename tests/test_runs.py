@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -275,7 +276,13 @@ def test_the_doctor_prints_facts_as_json_and_finds_what_is_wrong(monkeypatch, ca
 
     monkeypatch.setattr("launch.environment._version", lambda name: None)
     assert doctor.main() == 12
-    assert "torch is not installed for this Python: type make setup" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "torch is not installed for this Python" in said
+    targets = re.search(
+        r"^TARGETS := ((?:.*\\\n)*.*)", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
+    assert targets is not None
+    assert re.findall(r"type make (\S+)", said)[0].rstrip(",") in targets[1].split()
 
 
 def test_one_broken_scenario_hides_no_other(tmp_path):

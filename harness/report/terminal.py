@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,11 +41,17 @@ class Bar(Protocol):
         """Show that `done` of `total` are through and what is under way."""
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        # rich would end the process with 1. What runs goes on, and its exit code stays true.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+
+
 def console(*, quiet: bool = False, stderr: bool = False) -> Console:
     """Return where messages go: off a terminal plain and never wrapped; NO_COLOR counts."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else 110
-    return Console(file=stream, quiet=quiet, highlight=False, soft_wrap=False, width=width)
+    return _Console(file=stream, quiet=quiet, highlight=False, soft_wrap=False, width=width)
 
 
 def header(out: Console, scenario: Scenario, plan: Plan, notice: str) -> None:
