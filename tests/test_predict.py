@@ -263,14 +263,46 @@ def test_a_file_answers_by_key_or_for_all_and_says_what_is_wrong_with_it(tmp_pat
     path = tmp_path / "answers.json"
     named = {"answers": {topic().key: {"refuted": 1, "low": 0.1, "high": 0.01}}}
     path.write_text(json.dumps(named))
-    read = answers.read(path, RATES)
+    legal = [one.key for one in questions.topics("loss_gap")]
+    read = answers.read(path, RATES, legal)
     assert read(topic()).probabilities["refuted"] == 1.0
     assert read(topic()).interval == (0.01, 0.1)
     assert read(topic(at=-1)).probabilities == pytest.approx(RATES)
-    for wrong in ("{", '{"default": {"hold": 1}}', '{"answers": {"a": {"holds": 0.4}}}', "[]"):
-        path.write_text(wrong)
-        with pytest.raises(UsageError, match="cannot use"):
-            answers.read(path, RATES)
+
+
+WRONG = [
+    ("{", "cannot use"),
+    ("[]", r"the file is \[\], and is to be \{\.\.\.\}"),
+    ('{"answer": {}}', "no key 'answer' in the file; nearest: answers"),
+    ('{"answers": []}', r"answers is \[\], and is to be"),
+    ('{"default": 3}', "default is 3, and is to be"),
+    ('{"default": {"hold": 1}}', "no key 'hold' in default; nearest: holds"),
+    ('{"default": {"holds": "a"}}', 'holds of default is "a", and is to be a number'),
+    ('{"default": {"holds": true}}', "holds of default is true, and is to be a number"),
+    ('{"default": {"holds": 1, "low": NaN, "high": 1}}', "low of default is NaN"),
+    ('{"default": {"holds": 1, "low": 1}}', "default has one of low and high"),
+    ('{"default": {"holds": 2}}', "default: probabilities are from 0 to 1"),
+    ('{"answers": {"loss_gap.digest_decide": {"holds": 1}}}', "nearest: loss_gap.digest_decides"),
+    ('{"answers": {"a": {"holds": 1}}}', "no key 'a' in the questions"),
+]
+
+
+@pytest.mark.parametrize(("written", "said"), WRONG)
+def test_an_answers_file_that_will_not_do_is_refused_by_what_is_wrong_in_it(
+    tmp_path, written, said
+):
+    path = tmp_path / "answers.json"
+    path.write_text(written)
+    legal = [one.key for one in questions.topics("loss_gap")]
+    with pytest.raises(UsageError, match=said) as refused:
+        answers.read(path, RATES, legal)
+    assert "object" not in str(refused.value)
+    assert str(refused.value).endswith("}")
+
+
+def test_an_answers_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(UsageError, match=r"cannot read .*none.json: No such file or directory\n"):
+        answers.read(tmp_path / "none.json", RATES, [])
 
 
 def planned(tmp_path):

@@ -17,7 +17,7 @@ import random
 import secrets
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,8 @@ def play(
     out = terminal.console(stderr=typed["json"])
     player = typed["player"] or _player()
     known = session.known(names, typed["results"])
-    given = _answers(out, typed, drawn, rates, known)
+    legal = {topic.key for name in names for topic in questions.topics(name)}
+    given = _answers(out, typed, drawn, rates, known, legal)
     where = session.folder(typed["results"])
     with terminal.bar(out) as show:
         found = session.run_all(
@@ -141,11 +142,12 @@ def _answers(
     drawn: Sequence[Question],
     rates: Mapping[str, float],
     known: session.Known,
+    legal: Collection[str],
 ) -> list[answers.Answer]:
     from launch.warm import Warm, usable
 
     if typed["answers"] is not None:
-        read = answers.read(typed["answers"], rates)
+        read = answers.read(typed["answers"], rates, legal)
         given = [read(question.topic) for question in drawn]
         if usable():
             Warm.heat()

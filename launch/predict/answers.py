@@ -9,17 +9,18 @@ An answers file holds them as JSON, by the question's key or for all others:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.errors import UsageError
+from harness.errors import UsageError, did_you_mean
 from launch.predict.questions import Topic
 from launch.predict.score import OUTCOMES
 
 CLOSE = 0.02
 """Probabilities that add up to 1 within this are taken as meant, and scaled."""
+FORM = f"its form: {__doc__}".rstrip()
 LETTERS = {"h": "holds", "r": "refuted", "p": "partly"}
 
 
@@ -48,28 +49,63 @@ class Answer:
             object.__setattr__(self, "interval", (low, high))
 
 
-def read(path: Path, rates: Mapping[str, float]) -> Callable[[Topic], Answer]:
+def read(
+    path: Path, rates: Mapping[str, float], legal: Collection[str]
+) -> Callable[[Topic], Answer]:
     """Return what a file answers; a question it does not name and has no default for, by the rates.
+
+    Args:
+        path: the file.
+        rates: how often each outcome comes.
+        legal: the keys of all questions there are, drawn this time or not.
 
     Raises:
         UsageError: if the file cannot be read or an answer will not do; names it.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        named = {str(key): _answer(item) for key, item in data.get("answers", {}).items()}
-        default = _answer(data.get("default") or dict(rates))
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise UsageError(f"cannot use {path}: {error}\nits form: {__doc__}") from error
+        data = _mapping(json.loads(path.read_text(encoding="utf-8")), "the file")
+        _keys(data, ("answers", "default"), "the file")
+        answers = _mapping(data.get("answers", {}), "answers")
+        _keys(answers, legal, "the questions; keys are printed by questions=true")
+        named = {key: _answer(item, key) for key, item in answers.items()}
+        default = _answer(data.get("default") or dict(rates), "default")
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}\n{FORM}") from error
+    except ValueError as error:
+        raise UsageError(f"cannot use {path}: {error}\n{FORM}") from error
     return lambda topic: named.get(topic.key, default)
 
 
-def _answer(item: Mapping[str, Any]) -> Answer:
-    unknown = set(item) - {*OUTCOMES, "low", "high"}
-    if unknown:
-        raise ValueError(f"no key {', '.join(sorted(unknown))} in an answer")
-    interval = (float(item["low"]), float(item["high"])) if "low" in item else None
-    given = {name: float(item[name]) for name in OUTCOMES if name in item}
-    return Answer(probabilities=given, interval=interval)
+def _answer(item: Any, where: str) -> Answer:
+    typed = _mapping(item, where)
+    _keys(typed, (*OUTCOMES, "low", "high"), where)
+    if ("low" in typed) != ("high" in typed):
+        raise ValueError(f"{where} has one of low and high: an interval needs both")
+    numbers = {name: _number(value, f"{name} of {where}") for name, value in typed.items()}
+    interval = (numbers["low"], numbers["high"]) if "low" in numbers else None
+    given = {name: numbers[name] for name in OUTCOMES if name in numbers}
+    try:
+        return Answer(probabilities=given, interval=interval)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _mapping(value: Any, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} is {json.dumps(value)[:40]}, and is to be {{...}}")
+    return value
+
+
+def _keys(typed: Mapping[str, Any], legal: Collection[str], where: str) -> None:
+    for name in typed:
+        if name not in legal:
+            raise ValueError(f"no key {name!r} in {where}{did_you_mean(name, legal)}")
+
+
+def _number(value: Any, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        raise ValueError(f"{what} is {json.dumps(value)[:40]}, and is to be a number")
+    return float(value)
 
 
 def probabilities(typed: str, rates: Mapping[str, float]) -> dict[str, float]:
