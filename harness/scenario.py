@@ -176,7 +176,7 @@ class Scenario:
     min_ranks: int = 2
     max_ranks: int | None = None
     min_torch: str = ""
-    """The oldest torch that has what `run` calls, as "2.7"; empty = every one this project runs on.
+    """The oldest torch that has what `run` calls, as "2.9"; empty = every one this project runs on.
     """
     check: Callable[[Any, int], Sequence[str]] = lambda params, ranks: ()
     """Say what is wrong with parameters that are each legal but do not go together, or not with so

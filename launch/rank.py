@@ -256,17 +256,14 @@ def _connect(world: World, plan: Plan, listener: socket.socket | None) -> dist.S
     if world.world_size == 1 and not world.port:
         return dist.HashStore()
     serves = world.rank == 0 and not world.agent_store
-    handed = listener.detach() if listener and serves else None
     return dist.TCPStore(
         world.address,
         world.port,
         is_master=serves,
         timeout=timedelta(seconds=RENDEZVOUS_S),
         wait_for_workers=False,
-        master_listen_fd=handed,
-        # Up to torch 2.7 a store on libuv refuses a socket that listens already; the other kind
-        # takes it in every version, and is as fast (measured with 4 ranks).
-        use_libuv=handed is None,
+        # A store on libuv takes a socket that listens already since torch 2.8.
+        master_listen_fd=listener.detach() if listener and serves else None,
     )
 
 

@@ -272,8 +272,7 @@ SCENARIO = Scenario(
     check=check,
     headline=headline,
     min_ranks=2,
-    # Before, FSDP2 could not shard over a mesh with replicas on the CPU, and a lone call hung past
-    # the time limit of its group.
+    # Before, a lone call hung past the time limit of its group.
     min_torch="2.9",
     differs=("clip", "step", "clip_in_hook"),
     plots=(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 
@@ -12,7 +11,6 @@ import pytest
 from harness import record
 from harness.plan import Layout, Plan
 from launch import runs
-from launch.rank import World, _connect
 from tests.launching import GIVE_UP_S, ROOT, assert_no_orphans, environment, launch, metrics
 
 ARMS = {"alone": 1, "sum": 3, "faulty": 3, "isolated": 3}
@@ -268,20 +266,3 @@ def test_arms_of_one_process_are_dealt_over_the_ranks():
 
     assert plan.deal(names) == {"a": (0,), "b": (1,), "all": (0, 1, 2), "c": (2,), "d": (0,)}
     assert plan.deal(["c", "b"]) == {"c": (0,), "b": (1,)}
-
-
-def test_a_store_on_a_socket_that_listens_already_is_one_that_torch_2_6_has(warm):
-    """There libuv's store refuses such a socket, and every run on warm ranks would fail."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        world = World(
-            rank=0,
-            local_rank=0,
-            world_size=2,
-            address="127.0.0.1",
-            port=listener.getsockname()[1],
-            agent_store=False,
-        )
-        store = _connect(world, Plan.read(warm.layout.plan), listener)
-    store.set("key", "value")
-    assert store.get("key") == b"value"
-    assert not store.libuvBackend
