@@ -39,7 +39,6 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
     """Fit a small net; which tensor is logged and which one is used for backward differs."""
     import torch
     import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
 
     from scenarios._models import gradients, net, rows, weights
 
@@ -48,7 +47,7 @@ def run(rank: Rank, arm: Arm, p: Params) -> None:
         dist.all_reduce(value)
         return value / rank.world_size
 
-    model = DistributedDataParallel(net(rank))
+    model = torch.nn.parallel.DistributedDataParallel(net(rank))
     optimizer = torch.optim.SGD(model.parameters(), lr=p.lr)
     x, y = rows(rank, p.batch)
     for step in range(p.steps):
