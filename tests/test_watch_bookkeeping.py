@@ -635,6 +635,35 @@ def test_parameters_that_are_nobodys():
     assert strength("params_in_no_optimizer", owned(stray=2, **orphans)) is None
 
 
+def test_a_copy_that_some_ranks_write():
+    def copy(update, digests, **fields):
+        usual = {"kind": "copy", "step": update, "number": 0, "update": update, "class": "Net"}
+        usual |= {"calls": update, "names": ["0.weight", "0.bias"]} if not update else {}
+        usual |= {"calls": update}
+
+        def of(rank):
+            own = {"digests": digests(rank) if callable(digests) else digests}
+            return usual | own | {k: v(rank) if callable(v) else v for k, v in fields.items()}
+
+        return of
+
+    def diagnosed(*events):
+        return catalogue()["copied_weights_differ"].diagnose(evidence(*events, ranks=3))
+
+    def apart(rank):
+        return [7, 8 + (rank == 2)]
+
+    said = diagnosed(copy(0, [7, 8]), copy(1, [9, 8]), copy(2, apart))
+    assert (said.strength, said.step, said.ranks, said.tensor) == (LIKELY, 2, (2,), "0.bias")
+    # Never equal; called on some ranks only; not the same tensors as before; one rank lacks it.
+    assert diagnosed(copy(0, apart), copy(1, apart)) is None
+    assert diagnosed(copy(0, [7, 8]), copy(2, apart, calls=lambda rank: int(rank != 1))) is None
+    assert diagnosed(copy(0, [7, 8]), copy(2, apart, names=["1.weight", "1.bias"])) is None
+    lacks = copy(2, apart)
+    assert diagnosed(copy(0, [7, 8]), lambda rank: lacks(rank) if rank else None) is None
+    assert diagnosed(copy(0, [7, 8]), copy(1, [7, 9]), copy(2, [5, 5])) is None
+
+
 def test_copies_that_the_script_writes_back_are_trained():
     orphans = {"orphans": 2, "some_orphans": [["2.weight", [4, 2]], ["2.bias", [2]]]}
     first = owned(written=0, **orphans)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 
@@ -720,6 +721,29 @@ def test_an_optimizer_of_the_same_parameters_is_made_anew(observed):
     parameters.described(2, optimizer, 1, held)
     assert [e["after"] for e in observed.events("optimizer")] == [None, None, None, 0, 0, None]
     assert parameters.made_anew == 2
+
+
+def test_weights_that_no_optimizer_holds_are_looked_at(observed):
+    net, optimizer = small()
+    # No module is registered when one is copied; it is known once it is frozen.
+    teacher = copy.deepcopy(net).requires_grad_(False)
+    for step in range(4):
+        loss = (net(torch.ones(2, 3)) - teacher(torch.ones(2, 3)) - 1).square().sum()
+        loss.backward()
+        observed.step(optimizer)
+        if step == 1:
+            teacher.load_state_dict(net.state_dict())
+    events = observed.events("copy")
+    assert [(e["number"], e["update"], e["calls"]) for e in events] == [
+        (0, 0, 0),
+        (0, 1, 1),
+        (0, 2, 2),
+        (0, 3, 3),
+    ]
+    assert events[0]["names"] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert all("names" not in event for event in events[1:])
+    first, second, third, fourth = (event["digests"] for event in events)
+    assert first == second != third == fourth
 
 
 def test_what_is_loaded_is_the_same_where_its_numbers_are(observed):

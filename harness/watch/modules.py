@@ -57,6 +57,10 @@ class Modules:
                 if isinstance(module, nn.parallel.DistributedDataParallel):
                     self._on_wrap(module, module.module)
 
+    def note(self, module: nn.Module) -> None:
+        """Make a module known that nothing was registered with, such as a copy."""
+        self._remember(module)
+
     def close(self) -> None:
         """Stop listening."""
         self._handle.remove()

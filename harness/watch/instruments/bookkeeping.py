@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 from harness.watch.instruments.checkpoints import Checkpoints
 from harness.watch.instruments.clipping import Clipping
 from harness.watch.instruments.context import Context, Instrument
+from harness.watch.instruments.copies import Copies
 from harness.watch.instruments.frozen import Frozen
 from harness.watch.instruments.inputs import Inputs
 from harness.watch.instruments.losses import Losses
@@ -33,6 +34,7 @@ class Bookkeeping:
         self._clipping = Clipping(context)
         self._ownership = Ownership(context)
         self._frozen = Frozen(context)
+        self._copies = Copies(context, self._ownership.held)
         self._checkpoints = Checkpoints(context)
         self._all: list[Instrument] = [
             self._samples,
@@ -40,6 +42,7 @@ class Bookkeeping:
             self._schedules,
             self._clipping,
             self._ownership,
+            self._copies,
             self._checkpoints,
             Losses(context, self._clipping),
             Reductions(context),
@@ -57,6 +60,7 @@ class Bookkeeping:
             safely("samples and randomness", self._inputs.before_update),
         ]
         self._now_and_then = safely("frozen layers", self._frozen.before_update)
+        self._look_at_copies = safely("copies", self._copies.before_update)
         self._after = safely("loaders", self._samples.after_update)
 
     def close(self) -> None:
@@ -77,6 +81,7 @@ class Bookkeeping:
                 act(number, optimizer, update)
         if self._context.window.is_sparse(self._context.updates):
             self._now_and_then(optimizer)
+            self._look_at_copies()
 
     def after_update(self, number: int) -> None:
         """Note that it has made it."""

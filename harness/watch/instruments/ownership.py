@@ -41,6 +41,11 @@ class Ownership:
         """Put torch's own function back."""
         self._patches.close()
 
+    def held(self) -> set[int]:
+        """Return the parameters that any optimizer holds, by `id`."""
+        known = [known for reference in self._optimizers if (known := reference()) is not None]
+        return {id(p) for one in known for p in parameters_of(one)}
+
     def before_update(self, number: int, optimizer: Optimizer, update: int) -> None:
         """Count."""
         self._numbers[id(optimizer)] = number
