@@ -285,6 +285,15 @@ def test_latest_previous_a_date_and_a_path_are_found(tmp_path):
         find(str(tmp_path), tmp_path)
 
 
+def test_a_corpus_continued_with_another_torch_says_that_one_and_when_it_was_begun():
+    (case,) = made(["metric_average"])
+    before = {"packages": {"torch": "2.9.1"}, "python": "3.9.0", "started": "then"}
+    found = session.gathered(before, case.place)
+    assert (found["packages"]["torch"], found["started"]) == (torch_version(), "then")
+    assert found["python"] != "3.9.0"
+    assert session.gathered({}, case.place)["started"] > "2026"
+
+
 @pytest.mark.parametrize(
     ("states", "code"),
     [

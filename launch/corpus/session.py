@@ -25,6 +25,7 @@ from launch.corpus.record import (
     new_folder,
     replaced,
 )
+from launch.devices import Place
 from launch.ending import INTERRUPTED as INTERRUPTED_CODE
 from launch.runs import read_json
 
@@ -101,8 +102,8 @@ class Session:
         left = self.left
         places = [case.place for case in left if case.place]
         place = next((p for p in places if p.device == "cuda"), places[0] if places else None)
-        if place and not self.environment:
-            self.environment = environment.gather(place)
+        if place:
+            self.environment = gathered(self.environment, place)
         pool = Pool(ranks=self.typed["ranks"] or budget(place.device if place else "cpu"))
         self._header(left, pool.ranks)
         self._save(folder, now=True)
@@ -194,6 +195,15 @@ class Session:
         elif self.typed["quiet"]:
             print(paths.json)
         return INTERRUPTED_CODE if stopped else exit_code(record.entries)
+
+
+def gathered(before: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    """Return the environment of a sitting, with the time at which the corpus was begun.
+
+    Nothing of an earlier sitting stands that was made with another torch or source.
+    """
+    now = environment.gather(place)
+    return now | {"started": before.get("started", now["started"])}
 
 
 def exit_code(entries: Sequence[Entry]) -> int:
