@@ -1,5 +1,8 @@
 ## crossrank: reproduce failures of distributed training, judged against a measured floor
 ##
+## A run of your own that is wrong needs no make, only this in its Python (pip install PATH):
+##   torchrun --nproc-per-node=4 -m harness.watch train.py     its options: -m harness.watch --help
+##
 ##   make repro scenario=NAME gpus=4   run one failure and say what is true; creates .venv first
 ##   make sweep scenario=NAME gpus=2,4 seed=1,2,3     every combination, in one table
 ##   make corpus gpus=4                every scenario, or scenarios=A,B or family=X; gpus=2,3,4,8 for
@@ -22,7 +25,8 @@
 ##   make test-gpu                     only the tests that need a CUDA device
 ##   make bench                        speed, as ratios
 ##   make wheel                        build dist/crossrank-*.whl, and try it where nothing else is
-##   make readme                       write the table of verdicts in README.md from the newest runs
+##   make readme                       the scenarios in README.md, and what each found in
+##                                     scenarios/README.md, from the newest runs
 ##   make claims                       every statement of the two articles, and what runs say of it
 ##   make integrations                 Lightning, Transformers and their like, for the tests of them
 ##   make lock                         write constraints*.txt again (needs uv)

@@ -58,20 +58,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def count() -> str:
+    """Say how many scenarios there are."""
+    several = sum(scenarios.load(name).min_ranks > 1 for name in own())
+    return f"{len(own())} scenarios, {several} of them of several ranks:"
+
+
 def table() -> str:
-    """Return a row for each family, with the names of its scenarios."""
+    """Return how many there are, and a row for each family with the names of its scenarios."""
     shelves: dict[str, list[str]] = {}
     for name in own():
         shelves.setdefault(scenarios.load(name).family, []).append(name)
-    lines = ["| family | scenarios |", "| --- | --- |"]
+    lines = [count(), "", "| family | scenarios |", "| --- | --- |"]
     for family, names in sorted(shelves.items()):
         lines.append(f"| {family} ({len(names)}) | {', '.join(f'`{name}`' for name in names)} |")
     return "\n".join([*lines, ""])
 
 
 def unlisted(text: str) -> list[str]:
-    """Return a sentence for each scenario that the text does not have."""
-    return [f"does not have scenario {name}" for name in own() if f"`{name}`" not in text]
+    """Return a sentence for each scenario that the text does not have, and for a wrong number."""
+    wrong = [f"does not have scenario {name}" for name in own() if f"`{name}`" not in text]
+    return wrong if count() in text else [*wrong, f"does not say {count()}"]
 
 
 def section(name: str, results: Path) -> str:
