@@ -140,6 +140,26 @@ def sharded_update_not_gathered(evidence: Evidence) -> Diagnosis | None:
 
 
 @cause(
+    family="synchronisation",
+    sees="Training is worse than in one process, and differently in every run; no error comes.",
+    why="A collective with async_op=True returns at once. Until its handle was waited for the "
+    "buffer holds what the rank put in, the result, or something between: who comes last decides.",
+    confirm="Set async_op=False, or wait at once: runs are then the same, and one process's.",
+    change="call work.wait() before the buffer is read or written",
+    fix="""
+work = dist.all_reduce(buffer, async_op=True)
+...                                    # what needs the buffer in no way
+work.wait()
+buffer /= dist.get_world_size()
+""",
+    reported=("OpenNMT/OpenNMT-py#2295",),
+)
+def work_not_awaited(evidence: Evidence) -> Diagnosis | None:
+    """Say nothing: when a buffer is read is no event, and a device can be waited for otherwise."""
+    return None
+
+
+@cause(
     family=_FAMILY,
     sees="A pipeline with an odd number of layers trains a little worse; nothing else shows.",
     why="The layers are divided by a whole number, so that the remainder is on no stage, or sizes "

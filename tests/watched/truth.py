@@ -74,7 +74,10 @@ REPLAYED = "a process that resumes has not seen what the one before it trained o
 CAUGHT = "the script catches what is raised, and its ranks go on"
 LOGGED = "what a log calls the loss of a rank's own rows is a text of the script's"
 READ = "reading a number of a tensor is no event, and what it is taken for is not known"
+EARLY = "when a buffer is read, and whether it was reduced by then, is no event"
 UNSEEN = {
+    "work_not_awaited/never": EARLY,
+    "work_not_awaited/behind": EARLY,
     "grad_norm_reported_local/item": READ,
     "grad_norm_reported_local/mean": READ,
     "log_is_rank0_only/rank_0": LOGGED,
