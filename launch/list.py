@@ -6,7 +6,9 @@ Imports no torch, and nothing that has to be installed.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import textwrap
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,6 +28,8 @@ KEYS: Mapping[str, Key] = {
     "json": Key(about="print JSON", read=words.switched, default=False),
     "results": Key(about="directory of results", read=words.path, default=Path("results")),
 }
+LEAST = 46
+"""Columns that a title needs beside name and ending; with fewer it stands below them."""
 SAID = {"as_expected": "as expected", "unexpected": "UNEXPECTED", "inconclusive": "INCONCLUSIVE"}
 
 
@@ -108,15 +112,34 @@ def _show(found: Mapping[str, Scenario], last: Mapping[str, Ended | None], *, cl
     ends = {name: _ending(run) for name, run in last.items()}
     width = max(map(len, found), default=0)
     wide = max(map(len, ends.values()), default=0)
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    narrow = columns is not None and columns < width + wide + LEAST
     for family in sorted(shelves):
         print(family)
         for name in shelves[family]:
-            print(f"  {name:{width}}  {ends[name]:{wide}}  {found[name].title}")
+            head = f"  {name:{width}}  {ends[name]:{wide}}"
+            if narrow:
+                print(head.rstrip())
+                _fill("    ", found[name].title, columns)
+            else:
+                _fill(f"{head}  ", found[name].title, columns)
             for claim in found[name].claims if claims else ():
-                print(f"  {'':{width}}  - {claim.expects.value:7}  {claim.text}")
+                indent = f"{'':{4 if narrow else width + 4}}- {claim.expects.value:7}  "
+                _fill(indent, claim.text, columns)
     ran = sum(run is not None for run in last.values())
     print(f"\n{len(found)} scenarios, {ran} have run here")
     print("make repro scenario=NAME gpus=4    make show scenario=NAME    make corpus gpus=4")
+
+
+def _fill(before: str, text: str, columns: int | None) -> None:
+    """Print a text behind what stands before it; on a terminal its lines break below each other."""
+    if columns is None:
+        print(before + text)
+        return
+    lines = textwrap.wrap(text, max(columns - len(before), 20), break_on_hyphens=False)
+    print(
+        "\n".join((before if i == 0 else " " * len(before)) + line for i, line in enumerate(lines))
+    )
 
 
 def _ending(run: Ended | None) -> str:

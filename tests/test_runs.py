@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import scenarios
 from harness.plan import Layout
 from launch import doctor
 from launch import judge as judging
@@ -265,6 +266,22 @@ def test_the_list_names_every_scenario_with_its_claims(capsys):
     rows = {row["scenario"]: row for row in json.loads(capsys.readouterr().out)}
     assert {"probe", "syncbn_clip", "logsoftmax_drift"} <= set(rows)
     assert rows["probe"]["arms"] == ["alone", "sum", "faulty", "isolated"]
+
+
+@pytest.mark.parametrize("columns", [None, 60, 80, 110])
+def test_the_list_fits_the_terminal_and_loses_no_word(monkeypatch, capsys, columns):
+    monkeypatch.setenv("COLUMNS", str(columns or 60))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: columns is not None, raising=False)
+    assert listing.main(["family=hangs", "claims=true"]) == 0
+    body, _, _ = capsys.readouterr().out.partition("\n\n")
+    assert (max(map(len, body.splitlines())) <= (columns or 60)) is (columns is not None)
+    words = body.split()
+    for name, scenario in ((n, scenarios.load(n)) for n in scenarios.names()):
+        if scenario.family == "hangs":
+            start = words.index(name)
+            said = " ".join(words[start:])
+            assert scenario.title in said
+            assert all(claim.text in said for claim in scenario.claims)
 
 
 def test_the_doctor_prints_facts_as_json_and_finds_what_is_wrong(monkeypatch, capsys, tmp_path):

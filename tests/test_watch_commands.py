@@ -71,6 +71,7 @@ def naps(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        ((), "error: the following arguments are required: script\n  options and other commands: "),
         (("--bogus", *TRAIN), "unrecognized arguments: --bogus"),
         (("--hang-timeout", "abc", *TRAIN), "'abc' is no time to wait; type seconds, such as 60"),
         (("--hang-timeout", "0", *TRAIN), "'0' is no time to wait; type seconds, such as 60"),

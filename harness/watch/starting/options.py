@@ -185,4 +185,7 @@ def refuse(message: str) -> NoReturn:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        refuse(f"{self.format_usage()}{self.prog}: error: {message}\n")
+        # What the script is given may be nothing, which argparse does not know of a REMAINDER.
+        said = message.replace("required: script, arguments", "required: script")
+        hint = "options and other commands: python -m harness.watch --help"
+        refuse(f"{self.format_usage()}{self.prog}: error: {said}\n  {hint}\n")
