@@ -34,6 +34,7 @@ NOT_AS_ONE = {
     "right_compressed": "gradients rounded to 11 bits",
     "right_distillation": "batch norm",
     "right_dropout_per_rank": "dropout",
+    "right_federated": "every rank has data of its own",
     "right_finetuning": "batch norm",
     "right_gan": "noise",
     "right_grad_scaler": "rounding to 11 bits",
@@ -43,6 +44,7 @@ NOT_AS_ONE = {
     "right_local_sgd": "replicas are averaged now and then",
     "right_post_local_sgd": "replicas are averaged now and then",
     "right_resume": "dropout",
+    "right_sam": "every rank looks around a point of its own",
     "right_tensor_parallel": "every rank has a part",
     "right_unused_branches": "every rank has a task of its own",
     "wrong_clip_before_unscale": "rounding to 8 bits",
@@ -138,6 +140,7 @@ def test_they_train_as_one_process_does(runs, title):
 @pytest.mark.parametrize(
     ("title", "kind"),
     [
+        ("right_federated", "values"),
         ("right_local_sgd", "values"),
         ("right_post_local_sgd", "values"),
         ("right_tensor_parallel", "values"),

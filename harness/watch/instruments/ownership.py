@@ -7,7 +7,7 @@ and no module has is trained for nothing.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -85,7 +85,9 @@ class Ownership:
                 orphans=len(orphans),
                 written=written,
                 models_in_none=sum(
-                    not any(id(p) in optimized for p in m.parameters()) for m in trained
+                    any(id(p) in orphans for p in m.parameters())
+                    and not any(id(p) in optimized for p in m.parameters())
+                    for m in _models(trained)
                 ),
                 all_held_by=self._also_hold(mine, others),
                 some_orphans=list(orphans.values())[:_SHOWN],
@@ -118,6 +120,13 @@ def _memory(tensor: torch.Tensor) -> int | None:
 
 def _has_gradient(module: nn.Module) -> bool:
     return any(p.grad is not None for p in module.parameters())
+
+
+def _models(roots: Iterable[nn.Module]) -> Iterator[nn.Module]:
+    """Yield modules and their parts: a pair of networks may be one module."""
+    for root in roots:
+        yield root
+        yield from root.children()
 
 
 def _broken_ties(root: nn.Module) -> Iterator[list[str]]:
