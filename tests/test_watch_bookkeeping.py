@@ -307,6 +307,55 @@ def test_the_same_masks_on_all_ranks():
     assert strength(cause, went_in(0, **DROPS, **ONE_STATE), later) is None
 
 
+def test_noise_that_forward_draws_alike_is_a_fact():
+    cause = "rng_not_decorrelated"
+    looks = [went_in(u, **ONE_STATE) for u in range(3)]
+    assert strength(cause, *looks) == FACT
+    assert strength(cause, went_in(0, **ONE_STATE)) is None
+    assert strength(cause, *(went_in(u) for u in range(3))) is None
+    still = {"before": {"torch": 5}, "after": {"torch": 5}}
+    assert strength(cause, *(went_in(u, **still) for u in range(3))) is None
+
+
+def stream(**fields):
+    usual = {"style": "iterable", "step": 8, "workers": 2, "updates": {"0": 8}}
+    about = handed_out(**(usual | fields))
+    return lambda rank: {k: v for k, v in about(rank).items() if k not in ("count", "indices")}
+
+
+def test_a_stream_that_is_not_divided_by_rank():
+    def trained(of, **fields):
+        looks = [went_in(u, rows=lambda r, u=u: of(r, u)) for u in range(8)]
+        return strength("data_not_sharded", stream(**fields), *looks)
+
+    def shuffled(rank, update):
+        # Other orders: three batches of ten are the other's, at another time.
+        return [(10 * ((update + 2 * rank) % 8)) + i for i in range(10)]
+
+    assert trained(shuffled) == LIKELY
+    assert trained(lambda r, u: [1000 * r + 10 * u + i for i in range(10)]) is None
+    # Samples that are like each other say nothing, nor do few; an index says more than content.
+    assert trained(lambda r, u: [i % 5 + r for i in range(10)]) is None
+    assert trained(lambda r, u: [2 * ((u + r) % 8)]) is None
+    assert trained(shuffled, style="map") is None
+
+
+def test_a_stream_that_is_not_divided_by_worker():
+    def trained(of, **fields):
+        looks = [went_in(u, rows=lambda r, u=u: of(r, u)) for u in range(8)]
+        return strength("stream_repeated_by_workers", stream(**fields), *looks)
+
+    def twice(rank, update):
+        return [1000 * rank + 10 * (update // 2) + i for i in range(10)]
+
+    assert trained(twice) == LIKELY
+    assert trained(twice, workers=1) is None
+    assert trained(twice, workers=3) is None
+    assert trained(lambda r, u: [1000 * r + 10 * u + i for i in range(10)]) is None
+    assert trained(lambda r, u: [7, 8]) is None
+    assert trained(twice, style="map") is None
+
+
 def test_the_same_state_restored_on_all_ranks():
     restored = {"kind": "restored", "state": 5, "at": "load.py:4"}
     drawn = went_in(0, **DROPS, **ONE_STATE)

@@ -6,6 +6,7 @@ from collections import defaultdict
 
 from harness.causes.across import averages, each_rank, passes, same, side_by_side
 from harness.causes.cause import Diagnosis, Strength, cause
+from harness.causes.streams import common_stream
 from harness.watch.evidence import Evidence
 from harness.watch.journal import Event
 
@@ -89,7 +90,8 @@ def data_not_sharded(evidence: Evidence) -> Diagnosis | None:
     rows = {tuple(e["rows"]) for side in looks for e in side.values()}
     if all(same(e["rows"] for e in side.values()) for side in looks) and len(rows) > 1:
         return _same_rows(evidence, len(looks), looks[0][evidence.ranks[0]])
-    return _whole_on_each(evidence, looks[0][evidence.ranks[0]]["count"])
+    whole = _whole_on_each(evidence, looks[0][evidence.ranks[0]]["count"])
+    return whole if whole is not None else common_stream(evidence)
 
 
 def _same_rows(evidence: Evidence, looks: int, first: Event) -> Diagnosis:

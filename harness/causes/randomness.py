@@ -10,12 +10,15 @@ _DEVICES = ("torch", "cuda")
 """The generators that layers draw from."""
 
 
-def _same_masks(evidence: Evidence) -> list[Side]:
-    """Return the looks at which layers drew the same numbers on all ranks, if it is all of them."""
+def _same_masks(evidence: Evidence, *, layers: bool = True) -> list[Side]:
+    """Return the looks at which layers drew the same numbers on all ranks, if it is all of them.
+
+    Or, of models without such layers, at which the script's own code in forward did.
+    """
     looks = [
         side
         for side in side_by_side(evidence, "inputs", "module", "update")
-        if all(averages(e, evidence) and e["random"] for e in side.values())
+        if all(averages(e, evidence) and bool(e["random"]) is layers for e in side.values())
     ]
     drawn = [
         (side, name)
@@ -64,9 +67,26 @@ torch.manual_seed(seed + rank)     # from here on randomness of its own
 def rng_not_decorrelated(evidence: Evidence) -> Diagnosis | None:
     """Recognise dropout with the same random state on all ranks."""
     looks = _same_masks(evidence)
-    if not looks or _restored_everywhere(evidence) is not None:
+    if _restored_everywhere(evidence) is not None:
         return None
+    if not looks:
+        return _same_noise(evidence)
     return Diagnosis(strength=Strength.PROVEN, because=(_drawing(looks),), explains=False)
+
+
+def _same_noise(evidence: Evidence) -> Diagnosis | None:
+    """Note numbers that forward draws itself: which layers to skip, say, may be agreed on."""
+    looks = _same_masks(evidence, layers=False)
+    if len(looks) < 2:
+        return None
+    return Diagnosis(
+        strength=Strength.FACT,
+        because=(
+            "the forward pass drew from the same state of the generator on all ranks, at each of "
+            f"the {len(looks)} updates that were looked at: noise is the same on all of them",
+        ),
+        explains=False,
+    )
 
 
 @cause(
