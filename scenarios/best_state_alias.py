@@ -124,7 +124,7 @@ def alias_shows_no_change(t: Tables) -> Finding:
 SCENARIO = Scenario(
     title="best = model.state_dict() keeps no copy: the best checkpoint is the last one",
     family="buffers",
-    cause="",
+    cause="state_dict_aliased",
     params=Params,
     run=run,
     min_ranks=1,

@@ -130,7 +130,7 @@ def hand_over_logits(t: Tables) -> Finding:
 SCENARIO = Scenario(
     title="Softmax in front of CrossEntropyLoss: no NaN, a loss that cannot fall below 1.46",
     family="numerics",
-    cause="",
+    cause="softmax_twice",
     params=Params,
     run=run,
     check=lambda p, ranks: prerequisite(p.scale),

@@ -121,7 +121,7 @@ def tell_the_function(t: Tables) -> Finding:
 SCENARIO = Scenario(
     title="Dropout left on in evaluation: only `training` decides, and not all are told",
     family="random numbers",
-    cause="",
+    cause="eval_forgotten",
     params=Params,
     run=run,
     min_ranks=1,

@@ -120,7 +120,7 @@ def one_call_is_enough(t: Tables) -> Finding:
 SCENARIO = Scenario(
     title="A loaded model gives other outputs than the saved one: eval() was forgotten",
     family="buffers",
-    cause="",
+    cause="eval_forgotten",
     params=Params,
     run=run,
     min_ranks=1,

@@ -123,7 +123,7 @@ def mean_of_the_others(t: Tables) -> Finding:
 SCENARIO = Scenario(
     title="A cross entropy by hand indexes with -100, and trains a class that nobody named",
     family="gradients",
-    cause="",
+    cause="ignored_label_indexed",
     params=Params,
     run=run,
     min_ranks=1,

@@ -64,7 +64,7 @@ def terms(loss: torch.Tensor) -> list[tuple[Any, ...]]:
         node, path = ahead.popleft()
         if node is None:
             continue
-        name = str(node.name()).rpartition("::")[2].partition("Backward")[0].lstrip("_")
+        name = _name(node)
         if name in ("Mul", "Div"):
             by = _scalar(node)
             if by == 0.0:
@@ -82,6 +82,40 @@ def terms(loss: torch.Tensor) -> list[tuple[Any, ...]]:
             continue
         ahead.extend((following, path) for following, _ in node.next_functions)
     return [astuple(term) for term in found if math.isfinite(term.weight)]
+
+
+def of_probabilities(loss: torch.Tensor) -> bool:
+    """Say whether a cross entropy in the loss takes the log_softmax of a softmax's output."""
+    ahead: deque[Any] = deque([loss.grad_fn])
+    for _ in range(MOST_NODES):
+        if not ahead:
+            break
+        node = ahead.popleft()
+        name = _name(node)
+        if name.startswith("NllLoss"):
+            logits = _behind(node, "LogSoftmax")
+            if logits is not None and _behind(logits, "Softmax") is not None:
+                return True
+        elif name in _THROUGH or name in ("Mul", "Div", "Neg", "Mean"):
+            ahead.extend(following for following, _ in node.next_functions)
+    return False
+
+
+def _behind(node: Any, wanted: str) -> Any:
+    """Return the first input of a node if it is of that name, past casts and other shapes."""
+    for _ in range(_MOST_FACTORS):
+        node = node.next_functions[0][0] if node.next_functions else None
+        if _name(node) == wanted:
+            return node
+        if _name(node) not in (*_THROUGH, "Transpose", "Permute"):
+            return None
+    return None
+
+
+def _name(node: Any) -> str:
+    if node is None:
+        return ""
+    return str(node.name()).rpartition("::")[2].partition("Backward")[0].lstrip("_")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from harness.watch.instruments.backward import loss_of
 from harness.watch.instruments.clipping import Clipping
 from harness.watch.instruments.context import ALL_OF, Context
-from harness.watch.instruments.loss_terms import terms
+from harness.watch.instruments.loss_terms import of_probabilities, terms
 from harness.watch.instruments.patches import Patches
 
 
@@ -40,6 +40,8 @@ class Losses:
         if loss.device.type != "cpu" and not sparse:
             return
         window.add("loss_terms", terms(loss))
+        if of_probabilities(loss):
+            window.add("softmax_twice", True)
         scale = self._clipping.scale
         if scale is not None:
             window.add("loss_scales", scale)
