@@ -175,9 +175,6 @@ class Scenario:
     """What is true, in one sentence, from the findings by claim name."""
     min_ranks: int = 2
     max_ranks: int | None = None
-    min_torch: str = ""
-    """The oldest torch that has what `run` calls, as "2.9"; empty = every one this project runs on.
-    """
     check: Callable[[Any, int], Sequence[str]] = lambda params, ranks: ()
     """Say what is wrong with parameters that are each legal but do not go together, or not with so
     many ranks; one sentence each, with what to type. Nothing is started if it says anything."""
@@ -191,12 +188,6 @@ class Scenario:
         claims = [claim.on(torch) if torch else claim for claim in self.claims]
         same = all(map(operator.is_, claims, self.claims))
         return self if same else replace(self, claims=claims)
-
-    def lacks(self, torch: str | None) -> str:
-        """Say that this version of torch is too old for it; empty if it is not."""
-        if not self.min_torch or not torch or _release(torch) >= _release(self.min_torch):
-            return ""
-        return f"needs torch {self.min_torch} or newer, and here is torch {torch}"
 
     def arm(self, name: str) -> Arm:
         """Return the arm of that name; KeyError if there is none."""

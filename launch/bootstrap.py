@@ -20,7 +20,7 @@ from typing import IO, Any, Dict, List, NoReturn, Optional, Sequence
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST, NEWEST = (3, 10), (3, 13)
-OLDEST_TORCH = (2, 8)
+OLDEST_TORCH = (2, 9)
 QUIET = ["--quiet", "--quiet"]
 """pip then says errors only; it would warn of every index folder that lacks a package."""
 PROBE_S = 30

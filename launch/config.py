@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import scenarios
 from harness import trackers
-from harness.errors import PrerequisiteError, UsageError, did_you_mean
+from harness.errors import UsageError, did_you_mean
 from harness.parameters import build, violations
 from harness.scenario import Scenario
 from launch.arguments import no_scenario
@@ -62,7 +62,6 @@ def read(
 
     Raises:
         UsageError: naming all of them and every value that does not fit, at once.
-        PrerequisiteError: if the torch that is here is too old for the scenario.
     """
     try:
         data = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
@@ -88,13 +87,9 @@ def read(
     found += trackers.check(choices.get("tracker") or "none", data["tracker"] or {})
     if problems or found or name is None or scenario is None:
         raise UsageError("\n".join([*problems, *found]))
-    torch = torch_version()
-    if lacking := scenario.lacks(torch):
-        other = "type make PYTHON=/path/to/python3 ...   (one that has it)"
-        raise PrerequisiteError(f"scenario {name} {lacking}\n{other}")
     return Config(
         name=name,
-        scenario=scenario.on(torch),
+        scenario=scenario.on(torch_version()),
         params=params,
         gpus=data["gpus"],
         device=data["device"],

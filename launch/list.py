@@ -84,7 +84,6 @@ def _about(name: str, item: Scenario, last: Ended | None) -> dict[str, Any]:
         "family": item.family,
         "cause": item.cause,
         "min_ranks": item.min_ranks,
-        "min_torch": item.min_torch or None,
         "arms": [arm.name for arm in item.arms],
         "claims": [
             {

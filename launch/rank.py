@@ -262,7 +262,6 @@ def _connect(world: World, plan: Plan, listener: socket.socket | None) -> dist.S
         is_master=serves,
         timeout=timedelta(seconds=RENDEZVOUS_S),
         wait_for_workers=False,
-        # A store on libuv takes a socket that listens already since torch 2.8.
         master_listen_fd=listener.detach() if listener and serves else None,
     )
 

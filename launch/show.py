@@ -46,8 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = terminal.console()
     out.print(Text.assemble((name, "bold"), f"  {scenario.title}"))
     least = f"{scenario.min_ranks} rank{'s' if scenario.min_ranks > 1 else ''} or more"
-    torch = f"; torch {scenario.min_torch} or newer" if scenario.min_torch else ""
-    out.print(Text(f"{scenario.family}; {least}{torch}", style="dim"))
+    out.print(Text(f"{scenario.family}; {least}", style="dim"))
     _section(out, "Claims")
     _claims(out, scenario, last)
     _section(out, "Arms")

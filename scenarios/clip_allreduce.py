@@ -272,8 +272,6 @@ SCENARIO = Scenario(
     check=check,
     headline=headline,
     min_ranks=2,
-    # Before, a lone call hung past the time limit of its group.
-    min_torch="2.9",
     differs=("clip", "step", "clip_in_hook"),
     plots=(
         Plot(

@@ -197,11 +197,11 @@ def test_a_torch_that_is_there_is_used_and_never_replaced(clone):
 
 
 def test_a_torch_that_is_too_old_is_named_and_left_alone(clone):
-    python = outer_python(clone, "2.7.1")
+    python = outer_python(clone, "2.8.0")
     code, said = clone.run(python=python)
     assert code == 1
-    assert "torch 2.7.1" in said
-    assert "2.8 or newer" in said
+    assert "torch 2.8.0" in said
+    assert "2.9 or newer" in said
     assert "Traceback" not in said
     assert not clone.stamp.exists()
 

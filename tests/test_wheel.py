@@ -68,7 +68,7 @@ def test_it_requires_torch_only(wheel):
     (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
     metadata = email.message_from_string(archive.read(name).decode())
     requires = metadata.get_all("Requires-Dist") or []
-    assert [line for line in requires if "extra ==" not in line] == ["torch>=2.8"]
+    assert [line for line in requires if "extra ==" not in line] == ["torch>=2.9"]
     assert {"repro", "dev"} <= set(metadata.get_all("Provides-Extra") or [])
     assert (metadata["Name"], metadata["Version"]) == ("crossrank", harness.__version__)
 
