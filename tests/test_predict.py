@@ -484,7 +484,7 @@ class Asked(Console):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_question_shows_code_and_claim_and_gives_nothing_away(name):
-    out = Asked("nonsense", "70 20 10", "1e-3 1")
+    out = Asked("nonsense", "70 20 10", "1e-3 1", "none")
     one = dataclasses.replace(question(), topic=topic(name), params=values(name))
     given = ask(out, 1, [one], RATES, "share")
     said = out.export_text()

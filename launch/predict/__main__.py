@@ -1,9 +1,10 @@
 """`python -m launch.predict`: foresee what code does on several ranks, before it runs.
 
 Two scenarios for each of five dimensions, with parameters drawn anew. You see the code that differs
-and the claim, and say how likely it holds, is refuted, or is true in part, and how large the effect
-is. Your answers are sealed, the code runs, and the run decides. 5 is what the base rates get, 10 is
-certain and right, below 6 is the warning line. What a run leaves open costs nothing.
+and the claim, and say how likely it holds, is refuted, or is true in part, how large the effect is,
+and which arms end with other weights than the reference. Your answers are sealed, the code runs,
+and the run decides. 5 is what the base rates get, 10 is certain and right, below 6 is the warning
+line. What a run leaves open costs nothing.
 
 Exit codes: 0, 2 the command line or an answer will not do, 12 nothing can run, 130 interrupted.
 """
@@ -23,10 +24,11 @@ from typing import Any
 
 from rich.console import Console
 
+import scenarios
 from harness.errors import UsageError
 from harness.report import terminal
 from launch import ending, newest, words
-from launch.predict import answers, history, questions, radar, report, seal, session
+from launch.predict import answers, arms, history, questions, radar, report, seal, session
 from launch.predict.asking import ask
 from launch.predict.dimensions import Dimension
 from launch.predict.history import Sitting
@@ -149,6 +151,8 @@ def _answers(
     if typed["answers"] is not None:
         read = answers.read(typed["answers"], rates, legal)
         given = [read(question.topic) for question in drawn]
+        for question, answer in zip(drawn, given, strict=True):
+            arms.check(answer.differ or (), question.topic)
         if usable():
             Warm.heat()
         return given
@@ -176,6 +180,7 @@ def about(question: Question) -> dict[str, Any]:
         "seed": question.seed,
         "params": dict(question.params),
         "drawn": list(question.drawn),
+        "arms": list(arms.asked(scenarios.load(question.topic.scenario))),
     }
 
 

@@ -1,6 +1,7 @@
-"""What somebody predicts: probabilities of each outcome, and the size of the effect as an interval.
+"""What somebody predicts: probabilities of each outcome, the size of the effect, arms that differ.
 
-An answers file holds them as JSON, by the question's key or for all others:
+An answers file holds them as JSON, by the question's key or for all others. "differ" lists the arms
+that end with other weights than the reference, [] if none does:
 
     {"answers": {"loss_gap.digest_decides": {"holds": 0.8, "refuted": 0.2}},
      "default": {"holds": 0.4, "refuted": 0.5, "partly": 0.1, "low": 1e-6, "high": 1}}
@@ -31,6 +32,8 @@ class Answer:
     probabilities: Mapping[str, float]
     interval: tuple[float, float] | None = None
     """Smallest and largest effect, 80 % sure; None = nothing said about it."""
+    differ: tuple[str, ...] | None = None
+    """Arms that end with other weights than the reference; None = nothing said about it."""
 
     def __post_init__(self) -> None:
         """Scale what is nearly whole; refuse the rest."""
@@ -77,15 +80,16 @@ def read(
 
 
 def _answer(item: Any, where: str) -> Answer:
-    typed = _mapping(item, where)
-    _keys(typed, (*OUTCOMES, "low", "high"), where)
+    typed = dict(_mapping(item, where))
+    _keys(typed, (*OUTCOMES, "low", "high", "differ"), where)
+    differ = _names(typed.pop("differ", None), f"differ of {where}")
     if ("low" in typed) != ("high" in typed):
         raise ValueError(f"{where} has one of low and high: an interval needs both")
     numbers = {name: _number(value, f"{name} of {where}") for name, value in typed.items()}
     interval = (numbers["low"], numbers["high"]) if "low" in numbers else None
     given = {name: numbers[name] for name in OUTCOMES if name in numbers}
     try:
-        return Answer(probabilities=given, interval=interval)
+        return Answer(probabilities=given, interval=interval, differ=differ)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 
@@ -94,6 +98,14 @@ def _mapping(value: Any, what: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{what} is {json.dumps(value)[:40]}, and is to be {{...}}")
     return value
+
+
+def _names(value: Any, what: str) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise ValueError(f"{what} is {json.dumps(value)[:40]}, and is to be a list of arms")
+    return tuple(value)
 
 
 def _keys(typed: Mapping[str, Any], legal: Collection[str], where: str) -> None:

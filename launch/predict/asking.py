@@ -10,7 +10,7 @@ from rich.text import Text
 
 import scenarios
 from harness.report.source import sources
-from launch.predict import answers
+from launch.predict import answers, arms
 from launch.predict.answers import Answer
 from launch.predict.questions import Question, Topic
 from launch.predict.score import OUTCOMES
@@ -49,7 +49,19 @@ def ask(
         of = f" ({unit})" if unit else ""
         prompt = f"size of the effect{of}, 80 % sure, as two numbers (1e-3 0.1); Enter to pass: "
         interval = _until(out, prompt, answers.interval)
-    return Answer(probabilities=given, interval=interval)
+    return Answer(probabilities=given, interval=interval, differ=_differ(out, question))
+
+
+def _differ(out: Console, question: Question) -> tuple[str, ...] | None:
+    scenario = scenarios.load(question.topic.scenario)
+    legal, first = arms.asked(scenario), arms.reference(scenario)
+    if not legal or first is None:
+        return None
+    prompt = (
+        f"which arms end with other weights than {first.name}, rounding apart\n"
+        f"({' '.join(legal)}), or none; Enter to pass: "
+    )
+    return _until(out, prompt, lambda typed: arms.typed(typed, legal))
 
 
 def show(out: Console, title: str, question: Question) -> None:

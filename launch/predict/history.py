@@ -26,11 +26,14 @@ class Item:
     outcome: str
     probabilities: dict[str, float]
     skill: float | None
-    """Of verdict and number together; None if the run left the question open."""
+    """Of verdict, number and arms together; None if the run left the question open."""
     verdict_skill: float | None = None
     number_skill: float | None = None
     effect: float | None = None
     interval: Sequence[float] | None = None
+    arms_skill: float | None = None
+    differ: Sequence[str] | None = None
+    """Arms that were said to end with other weights than the reference."""
 
 
 @dataclass(frozen=True, kw_only=True)

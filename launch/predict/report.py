@@ -64,6 +64,10 @@ def show(
             low, high = item.interval or (None, None)
             yours = f"you: {number(low)} to {number(high)}" if item.interval else "you passed"
             out.print(Text(f"   effect {number(result.effect)}  {yours}"))
+        if result.differ and item.differ is not None:
+            apart = ", ".join(name for name, other in result.differ.items() if other) or "none"
+            yours = ", ".join(item.differ) or "none"
+            out.print(Text(f"   arms that differ: {apart}  you: {yours}"), soft_wrap=True)
         out.print(Text(f"   {result.reason}", style="dim"), soft_wrap=True)
         out.print(Text(f"   make show scenario={topic.scenario}", style="dim"))
     out.print()

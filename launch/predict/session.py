@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from launch import devices, newest
 from launch.compose import compose
 from launch.corpus.cases import Case
 from launch.corpus.pool import Pool, Stoppable, budget
-from launch.predict import history, score
+from launch.predict import arms, history, score
 from launch.predict.answers import Answer
 from launch.predict.history import Item, Sitting
 from launch.predict.questions import Question, Topic
@@ -55,6 +56,8 @@ class Found:
     effect: float | None
     run: Path | None
     sealed: Sealed | None
+    differ: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    """Arms that could be compared with the reference, and whether they end elsewhere."""
 
 
 def known(names: Sequence[str], results: Path) -> Known:
@@ -184,7 +187,13 @@ def _carry_out(
         effect=sizes[0] if len(mine) == 1 and sizes else None,
         run=layouts[0].root if layouts else None,
         sealed=made[0] if made else None,
+        differ=_differ(layouts, question) if not problem else {},
     )
+
+
+def _differ(layouts: Sequence[Layout], question: Question) -> Mapping[str, bool]:
+    scenario = scenarios.load(question.topic.scenario)
+    return arms.differing(layouts[0], scenario) if layouts else {}
 
 
 def _size(finding: Finding) -> float | None:
@@ -203,11 +212,13 @@ def item(
 ) -> Item:
     """Score one answer against what its run has found; what is unknown has no skill."""
     verdict = number = skill = None
+    sets = None if answer.differ is None else arms.skill(answer.differ, found.differ)
     if found.outcome != "unknown":
         verdict = score.verdict_skill(answer.probabilities, found.outcome, rates)
         if found.effect is not None and answer.interval is not None:
             number = score.number_skill(answer.interval, found.effect, effects)
-        skill = verdict if number is None else (verdict + number) / 2
+        parts = [part for part in (verdict, number, sets) if part is not None]
+        skill = statistics.fmean(parts)
     return Item(
         dimension=question.dimension.value,
         key=question.topic.key,
@@ -216,6 +227,8 @@ def item(
         skill=skill,
         verdict_skill=verdict,
         number_skill=number,
+        arms_skill=sets if skill is not None else None,
+        differ=answer.differ,
         effect=found.effect,
         interval=answer.interval,
     )
@@ -247,6 +260,7 @@ def write(
                 "outcome": result.outcome,
                 "reason": result.reason,
                 "effect": result.effect,
+                "differ": dict(result.differ),
                 "skill": item_.skill,
             }
         )
