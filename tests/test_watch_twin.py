@@ -170,7 +170,9 @@ def test_twin_runs_the_script_and_names_update_tensor_and_factor(tmp_path):
         "--steps", "3",
     )  # fmt: skip
     assert ended.returncode == 20, ended.stderr
-    first = ended.stdout.splitlines()[0]
+    own, first, *_ = ended.stdout.splitlines()
+    assert own.startswith("2 ranks: the run itself: ")
+    assert "loss_scaled_by_world" in own
     assert first.startswith("2 ranks: update 0, gradient 0.weight and 3 more of 4")
     assert "loss_scaled_by_world" in first
     (content,) = json.loads((tmp_path / "found.json").read_text())
@@ -187,6 +189,33 @@ def test_twin_runs_the_script_and_names_update_tensor_and_factor(tmp_path):
     assert "--nudge 1" in unjudged.stdout
     same = command("diff", tmp_path / "kept/ranks1", tmp_path / "kept/ranks1")
     assert (same.returncode, same.stdout.count("\n")) == (0, 1)
+
+
+def test_what_a_run_itself_was_found_to_be_comes_first(tmp_path):
+    ended = command(
+        "twin", "--nproc", "1,2", "--floor-runs", "1", "--folder", tmp_path / "kept",
+        "tests/watched/twins.py", "--fault", "bypassed", "--steps", "3",
+    )  # fmt: skip
+    assert ended.returncode == 20, ended.stderr
+    first, second, *_ = ended.stdout.splitlines()
+    assert first.startswith("2 ranks: the run itself: step 0")
+    assert "ddp_forward_bypassed" in first
+    assert second.startswith("2 ranks: ")
+    assert "ranks2 ended with exit code 1" in ended.stderr
+
+
+def test_a_script_that_fails_was_not_observed(tmp_path):
+    script = tmp_path / "late.py"
+    script.write_text(
+        "import sys; sys.path.insert(0, '.'); from tests.watched import twins\n"
+        "sys.argv = ['late.py', '--steps', '2']; twins.main(); sys.exit(3)\n"
+    )
+    ended = command(
+        "twin", "--nproc", "1,2", "--floor-runs", "1", "--folder", tmp_path / "kept", script
+    )
+    assert ended.returncode == 22, ended.stdout
+    assert ended.stderr.count("ended with exit code 1") == 3
+    assert "the run itself" not in ended.stdout
 
 
 @pytest.mark.parametrize(

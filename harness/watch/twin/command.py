@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.floor import Size
-from harness.watch.exit_codes import FAULT_FOUND, NOT_OBSERVED, NOTHING_FOUND
+from harness.watch.exit_codes import FAULT_FOUND, NOT_OBSERVED, NOTHING_FOUND, STOPPED
 from harness.watch.twin.comparison import Apart, Comparison, compare
 from harness.watch.twin.recording import Recording, RecordingError, read
 
+ANSWER = "answer.json"
+"""What the watcher found in a run itself, beside what was recorded of it."""
 NUDGED = 3
 """Repeats of the first world size from which the floor is taken."""
 USAGE_TWIN = "python -m harness.watch twin --nproc 1,4 [options] train.py ARGS..."
@@ -55,24 +57,30 @@ def twin(arguments: Sequence[str]) -> int:
     folder = Path(options.folder or tempfile.mkdtemp(prefix="crossrank-twin-")).absolute()
     runs = [(f"ranks{n}", n, 0) for n in sizes]
     runs += [(f"ranks{sizes[0]}-nudged{k}", sizes[0], k) for k in range(1, options.floor_runs + 1)]
+    own_codes: list[int] = []
     for name, ranks, nudge in runs:
         command = launch(folder / name, ranks, nudge, [options.script, *options.arguments])
         if options.dry_run:
             print(" ".join(command))
             continue
-        code = _run(command, folder / name, name)
-        if code:
-            _say(f"{name} ended with exit code {code}; see {folder / name}/output.txt")
+        ended = _run(command, folder / name, name)
+        own = _own_answer(folder / name)
+        if own is not None:
+            own_codes.append(own[0])
+            print(f"{ranks} ranks: the run itself: {own[1]}", flush=True)
+        if ended:
+            own_codes.append(NOT_OBSERVED)
+            _say(f"{name} ended with exit code {ended}; see {folder / name}/output.txt")
     if options.dry_run:
         return NOTHING_FOUND
     try:
         recorded = {name: read(folder / name) for name, _, _ in runs}
     except RecordingError as error:
         _say(str(error))
-        return NOT_OBSERVED
+        return _worst([*own_codes, NOT_OBSERVED])
     reference = recorded[runs[0][0]]
     nudged = [recorded[name] for name, _, nudge in runs if nudge]
-    codes, contents = [], []
+    codes, contents = own_codes, []
     for name, ranks, nudge in runs[1:]:
         if nudge:
             continue
@@ -84,7 +92,12 @@ def twin(arguments: Sequence[str]) -> int:
     _say(f"recorded runs: {folder}")
     if options.json:
         Path(options.json).write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
-    return max(codes, key=lambda code: (code == FAULT_FOUND, code), default=NOT_OBSERVED)
+    return _worst(codes)
+
+
+def _worst(codes: Sequence[int]) -> int:
+    """Return the code of a fault, if there is one: what could not be observed takes none back."""
+    return max(codes, key=lambda code: (code in (FAULT_FOUND, STOPPED), code), default=NOT_OBSERVED)
 
 
 def diff(arguments: Sequence[str]) -> int:
@@ -124,8 +137,24 @@ def launch(folder: Path, ranks: int, nudge: int, script: Sequence[str]) -> list[
     """Return the command line that records one run."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={ranks}", "-m", "harness.watch", "--quiet"]
-    command += ["--record", str(folder), *(["--nudge", str(nudge)] if nudge else [])]
+    command += [
+        "--json",
+        str(folder / ANSWER),
+        "--record",
+        str(folder),
+        *(["--nudge", str(nudge)] if nudge else []),
+    ]
     return [*command, *script]
+
+
+def _own_answer(folder: Path) -> tuple[int, str] | None:
+    """Return exit code and first line of what the watcher found in a run itself, if anything."""
+    try:
+        content = json.loads((folder / ANSWER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    code = content["exit_code"]
+    return (code, content["headline"]) if code in (FAULT_FOUND, STOPPED) else None
 
 
 def answer(
@@ -221,8 +250,8 @@ def _table(places: Sequence[Apart]) -> list[str]:
 
 def _run(command: Sequence[str], folder: Path, name: str) -> int:
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("rank*.projections.jsonl"):
-        old.unlink()
+    for old in (*folder.glob("rank*.projections.jsonl"), folder / ANSWER):
+        old.unlink(missing_ok=True)
     _say(f"{name} ...")
     kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     with (folder / "output.txt").open("w", encoding="utf-8") as output:
