@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from harness.causes import Strength, catalogue
@@ -711,6 +713,11 @@ def test_a_copy_that_some_ranks_write():
     lacks = copy(2, apart)
     assert diagnosed(copy(0, [7, 8]), lambda rank: lacks(rank) if rank else None) is None
     assert diagnosed(copy(0, [7, 8]), copy(1, [7, 9]), copy(2, [5, 5])) is None
+    # Beside an optimizer of slices it is the gather that was left out.
+    given = replace(evidence(copy(0, [7, 8]), copy(2, apart), ranks=3), parts={0: ["own"]})
+    named = {name for name, one in catalogue().items() if one.diagnose(given) is not None}
+    assert named == {"sharded_update_not_gathered"}
+    assert not catalogue()["sharded_update_not_gathered"].diagnose(replace(given, parts={}))
 
 
 def test_copies_that_the_script_writes_back_are_trained():

@@ -121,25 +121,6 @@ def recompute_random_state(evidence: Evidence) -> Diagnosis | None:
 
 
 @cause(
-    family=_FAMILY,
-    sees="Replicas of a sharded optimizer part in some layers, or training is off and they agree.",
-    why="Each rank updates its slice of the weights. A bucket whose slices are not handed around, "
-    "or not before the next forward, leaves every rank with its own new slice among old ones.",
-    confirm="Compare a checksum of all weights between ranks right before each forward.",
-    change="gather every bucket, and wait for it before the next forward",
-    fix="""
-works = [dist.all_gather_into_tensor(b, own, async_op=True) for b, own in buckets]
-for work in works:
-    work.wait()
-""",
-    reported=("NVIDIA/Megatron-LM#663", "NVIDIA/Megatron-LM#950"),
-)
-def sharded_update_not_gathered(evidence: Evidence) -> Diagnosis | None:
-    """Say nothing: what an optimizer of slices holds is no replica."""
-    return None
-
-
-@cause(
     family="synchronisation",
     sees="Training is worse than in one process, and differently in every run; no error comes.",
     why="A collective with async_op=True returns at once. Until its handle was waited for the "

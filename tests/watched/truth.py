@@ -126,7 +126,6 @@ UNSEEN = {
     "row_parallel_bias/before": PARTS,
     "row_parallel_bias/over_n": PARTS,
     "sharded_update_not_gathered/late": SLICES,
-    "sharded_update_not_gathered/left_out": SLICES,
     "low_precision_reduction/bfloat16": HOOK,
     "low_precision_reduction/float16": HOOK,
     "low_precision_reduction/sent_in_bfloat16": HOOK,
