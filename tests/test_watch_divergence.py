@@ -306,3 +306,15 @@ def test_where_each_rank_has_layers_of_its_own_nothing_is_replicated():
     code, said = closing._nothing_found(watcher, ends, notes)
     assert (code, said) == (NOT_OBSERVED, "could not observe: no parameter is replicated")
     assert notes[0].startswith("4 parameters were not compared")
+
+
+def test_where_all_is_sharded_nothing_is_called_replicated():
+    updates = SimpleNamespace(exchange_of=lambda _: SimpleNamespace(look=lambda _: {}))
+    watcher = SimpleNamespace(world_size=2, peers=[0, 1], rank=0, updates=updates)
+    one = {"updates": 3, "parameters": 2, "sharded": 2}
+    ends = {rank: {"failed": None, "optimizers": [one]} for rank in (0, 1)}
+    said = closing._nothing_found(watcher, ends, [])[1]
+    assert said == "no divergence: 2 sharded parameters and no replicated one, 3 updates, 2 ranks"
+    one["sharded"] = 1
+    said = closing._nothing_found(watcher, ends, [])[1]
+    assert said == "no divergence: 1 replicated parameters, 3 updates, 2 ranks"

@@ -259,9 +259,10 @@ def _nothing_found(watcher: Watcher, ends: dict[int, Any], notes: list[str]) -> 
         return NOT_OBSERVED, "could not observe: no parameter is replicated"
     counts = sorted({sum(o["updates"] for o in end["optimizers"]) for end in ends.values()})
     updates = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return NOTHING_FOUND, (
-        f"no divergence: {whole} replicated parameters, {updates} updates, {len(ends)} ranks"
-    )
+    held = f"{whole} replicated parameters"
+    if parts and not whole:
+        held = f"{parts} sharded parameters and no replicated one"
+    return NOTHING_FOUND, (f"no divergence: {held}, {updates} updates, {len(ends)} ranks")
 
 
 def _first_found(watcher: Watcher) -> tuple[str, Divergence] | None:
