@@ -241,7 +241,8 @@ def test_a_torch_without_a_recorder_is_watched_all_the_same(monkeypatch):
 
     c10d = torch._C._distributed_c10d
     assert Collectives().known
-    monkeypatch.setattr(c10d, "_dump_fr_trace", lambda: b"", raising=False)
+    for name in ("_dump_fr_trace", "_dump_nccl_trace"):  # A build for CUDA has both.
+        monkeypatch.setattr(c10d, name, lambda: b"", raising=False)
     other = Collectives()
     assert not other.known
     assert (other.waits(), other.to_json()["calls"]) == (None, [])
