@@ -50,6 +50,7 @@ _NAMES = {
     "broadcast_": "broadcast",
     "reduce_": "reduce",
     "gather_": "gather",
+    "gather_into_tensor_": "gather",
     "scatter_": "scatter",
     "barrier": "barrier",
     "monitored_barrier_": "barrier",
@@ -75,7 +76,7 @@ _NAMES = {
 """Dispatcher's name -> the name people use; c10d first, functional collectives after."""
 _PLAIN = torch.Tensor.__torch_dispatch__
 """What a tensor class has that leaves its operators alone, such as Parameter."""
-_NO_COLLECTIVE = {"wait_tensor", "check_for_nan", "_wrap_tensor_autograd"}
+_NO_COLLECTIVE = {"wait_tensor", "wait_tensors", "check_for_nan", "_wrap_tensor_autograd"}
 """Operators of the same namespaces that move nothing between ranks."""
 
 
