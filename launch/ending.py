@@ -33,7 +33,7 @@ def run(command: Callable[[], int]) -> NoReturn:
 def answered(command: Callable[[], int]) -> int:
     """Return the exit code of a command, and print what it raises for people to read."""
     try:
-        code = command()
+        code = _code_of(command)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -49,6 +49,17 @@ def answered(command: Callable[[], int]) -> int:
     except HarnessError as error:
         print(f"crossrank: {error}", file=sys.stderr)
         return error.exit_code
+
+
+def _code_of(command: Callable[[], int]) -> int:
+    """Return the exit code of a command, also where argparse ends it: the output is flushed then."""
+    try:
+        return command()
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+            return 1
+        return ended.code or 0
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

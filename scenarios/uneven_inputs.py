@@ -81,8 +81,7 @@ def all_finish(t: Tables, arm: str) -> Finding:
     begun = [t.last(arm, "batch", phase="begins", rank=r) for r in t.ranks(arm)]
     done = [list(t.series(arm, "so_far.digest", rank=r))[-1] for r in t.ranks(arm)]
     stuck = [rank for rank, batch in enumerate(begun) if batch != done[rank]]
-    who = f"ranks {stuck} do not finish" if stuck else "all ranks finish"
-    reason = f"{arm}: {who}; the last batches are {begun} by rank"
+    reason = f"{arm}: waiting ranks: {stuck or 'none'}; the last batches are {begun} by rank"
     return (refuted if stuck else holds)(reason, effect=float(len(stuck)), unit="ranks that wait")
 
 

@@ -31,7 +31,9 @@ def heed_ctrl_c() -> None:
 
 def environment(**more: str) -> dict[str, str]:
     """Return the environment of a launcher that knows the scenarios of the tests."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("COV_")}
+    # Output that is not buffered is never flushed at the end, where a pipe may be broken.
+    leave = ("COV_", "PYTHONUNBUFFERED")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(leave)}
     return kept | {"CROSSRANK_SCENARIOS": str(CASES), "PYTHONPATH": str(ROOT), **more}
 
 

@@ -24,7 +24,11 @@ NARROW = 40
 def command(name: str, arguments: Sequence[str]) -> int:
     """Run one of COMMANDS; return its exit code."""
     try:
-        code = COMMANDS[name](arguments)
+        try:
+            code = COMMANDS[name](arguments)
+        except SystemExit as ended:
+            # argparse, after --help or a mistake.
+            code = ended.code if isinstance(ended.code, int) else 0
         sys.stdout.flush()
     except BrokenPipeError:
         # Whoever read along has seen enough; the interpreter flushes once more at its end.

@@ -64,7 +64,7 @@ def close(
         return script_code
     if not quiet or given.exit_code:
         ending = [f"  note     {one}" for one in failed]
-        if given.exit_code and not script_code and "TORCHELASTIC_RUN_ID" in os.environ:
+        if given.exit_code and _is_reported(watcher):
             ending.append(f"  exit     {given.exit_code}; {REPORTED_NEXT}")
         say("\n".join([*given.lines(), *ending]))
     if watcher.folder is not None and watcher.folder.root.exists():
@@ -127,6 +127,15 @@ def answer(
     if given.exit_code == NOTHING_FOUND and not missing and _is_temporary(folder):
         shutil.rmtree(folder.root, ignore_errors=True)
     return given
+
+
+def _is_reported(watcher: Watcher) -> bool:
+    """Say whether torchrun is about to report the code of the answer, and not one of the script."""
+    folder = watcher.folder
+    if folder is None or "TORCHELASTIC_RUN_ID" not in os.environ:
+        return False
+    ends = (folder.read(folder.end(rank)) for rank in watcher.peers)
+    return not any(end and end["code"] for end in ends)
 
 
 def _never_began(watcher: Watcher, missing: Sequence[int]) -> bool:
