@@ -7,8 +7,16 @@ pulls it in at first use.
 # ruff: noqa: E402 (the collector has to be off before the imports it would slow down)
 from __future__ import annotations
 
+import atexit
 import gc
+import os
 import signal
+import sys
+
+# Nothing is left to be done at the end of the server, and what torch 2.15 brings along would write
+# dozens of lines about what it has not given back.
+if "multiprocessing.forkserver" in sys.modules:
+    atexit.register(os._exit, 0)
 
 # Ctrl-C reaches the server too. While it imports, it ends without a word: the launcher has one.
 _interrupted = signal.getsignal(signal.SIGINT)
