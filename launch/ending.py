@@ -52,7 +52,7 @@ def answered(command: Callable[[], int]) -> int:
 
 
 def _code_of(command: Callable[[], int]) -> int:
-    """Return the exit code of a command, also where argparse ends it: the output is flushed then."""
+    """Return the exit code of a command, also where argparse ends it: output is flushed after it."""
     try:
         return command()
     except SystemExit as ended:
