@@ -52,7 +52,7 @@ def answered(command: Callable[[], int]) -> int:
 
 
 def _code_of(command: Callable[[], int]) -> int:
-    """Return the exit code of a command, also where argparse ends it: output is flushed after it."""
+    """Return the exit code of a command, also where argparse ends it: there is output to flush."""
     try:
         return command()
     except SystemExit as ended:
