@@ -12,6 +12,8 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
+from harness.pipes import print_nowhere
+
 INTERRUPTED = 130
 LOOKS = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--resolve")
 """Flags of Hydra that show something and run nothing."""
@@ -41,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except BrokenPipeError:
         # Whoever read along has seen enough; the verdict of a run does not come this way.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print_nowhere(sys.stdout)
         return 0
     except KeyboardInterrupt as error:
         print(": ".join(["interrupted", *map(str, error.args)]), file=sys.stderr)

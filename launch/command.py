@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from harness.errors import HarnessError, UsageError
+from harness.pipes import print_nowhere
 from harness.plan import Layout, Plan
 from harness.report import terminal
 from launch import arguments as words
@@ -128,18 +128,12 @@ def printing() -> Iterator[None]:
     """Let no reader who went away, and no full disk behind the output, cost a run its verdict."""
     try:
         yield
-    except SystemExit:
-        pass  # rich's answer to a closed pipe
     except BrokenPipeError:
-        _print_nowhere()
+        print_nowhere(sys.stdout)
     except OSError as error:
-        _print_nowhere()
+        print_nowhere(sys.stdout)
         with contextlib.suppress(OSError):
             print(f"crossrank: cannot print: {error.strerror}", file=sys.stderr)
-
-
-def _print_nowhere() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def execute(config: Config, engine: Engine) -> Result:

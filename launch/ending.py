@@ -10,6 +10,7 @@ from types import FrameType
 from typing import NoReturn
 
 from harness.errors import HarnessError
+from harness.pipes import exit_code_of
 from launch.words import Help
 
 INTERRUPTED = 130
@@ -33,13 +34,7 @@ def run(command: Callable[[], int]) -> NoReturn:
 def answered(command: Callable[[], int]) -> int:
     """Return the exit code of a command, and print what it raises for people to read."""
     try:
-        code = _code_of(command)
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:
-        # Whoever read along has seen enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return exit_code_of(command)
     except Help as asked:
         print(asked)
         return 0
@@ -49,17 +44,6 @@ def answered(command: Callable[[], int]) -> int:
     except HarnessError as error:
         print(f"crossrank: {error}", file=sys.stderr)
         return error.exit_code
-
-
-def _code_of(command: Callable[[], int]) -> int:
-    """Return the exit code of a command, also where argparse ends it: there is output to flush."""
-    try:
-        return command()
-    except SystemExit as ended:
-        if isinstance(ended.code, str):
-            print(ended.code, file=sys.stderr)
-            return 1
-        return ended.code or 0
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

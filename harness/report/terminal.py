@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
+from harness.pipes import print_nowhere
 from harness.plan import Layout, Plan
 from harness.scenario import Finding, Outcome, Scenario
 from harness.verdict import Conclusion, Verdict
@@ -44,7 +44,7 @@ class Bar(Protocol):
 class _Console(Console):
     def on_broken_pipe(self) -> None:
         # rich would end the process with 1. What runs goes on, and its exit code stays true.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+        print_nowhere(self.file)
 
 
 def console(*, quiet: bool = False, stderr: bool = False) -> Console:

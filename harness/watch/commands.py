@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-import os
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from harness.causes import Cause, catalogue
+from harness.pipes import exit_code_of
 from harness.watch.twin.command import diff, twin
 
 WIDTH = 88
@@ -23,18 +23,7 @@ NARROW = 40
 
 def command(name: str, arguments: Sequence[str]) -> int:
     """Run one of COMMANDS; return its exit code."""
-    try:
-        try:
-            code = COMMANDS[name](arguments)
-        except SystemExit as ended:
-            # argparse, after --help or a mistake.
-            code = ended.code if isinstance(ended.code, int) else 0
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read along has seen enough; the interpreter flushes once more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    return code
+    return exit_code_of(lambda: COMMANDS[name](arguments))
 
 
 def _causes(arguments: Sequence[str]) -> int:
