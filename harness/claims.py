@@ -14,6 +14,7 @@ torch before 2.10 does, where torch itself has changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -29,36 +30,13 @@ Before = Mapping[str, Outcome]
 NEVER: Before = MappingProxyType({})
 
 
-def symptom(
-    expects: Outcome, source: str = "", *, settles: str = "", before: Before = NEVER
-) -> Callable[[Judge], Claim]:
-    """Return a decorator: the judge becomes a claim about what a user sees."""
-    return _claim(Kind.SYMPTOM, expects, source, settles, before)
-
-
-def mechanism(
-    expects: Outcome, source: str = "", *, settles: str = "", before: Before = NEVER
-) -> Callable[[Judge], Claim]:
-    """Return a decorator: the judge becomes a claim about why it happens."""
-    return _claim(Kind.MECHANISM, expects, source, settles, before)
-
-
-def remedy(
-    expects: Outcome, source: str = "", *, settles: str = "", before: Before = NEVER
-) -> Callable[[Judge], Claim]:
-    """Return a decorator: the judge becomes a claim about what helps."""
-    return _claim(Kind.REMEDY, expects, source, settles, before)
-
-
-def cost(
-    expects: Outcome, source: str = "", *, settles: str = "", before: Before = NEVER
-) -> Callable[[Judge], Claim]:
-    """Return a decorator: the judge becomes a claim about what it takes."""
-    return _claim(Kind.COST, expects, source, settles, before)
-
-
 def _claim(
-    kind: Kind, expects: Outcome, source: str, settles: str, before: Before
+    kind: Kind,
+    expects: Outcome,
+    source: str = "",
+    *,
+    settles: str = "",
+    before: Before = NEVER,
 ) -> Callable[[Judge], Claim]:
     def claim(judge: Judge) -> Claim:
         text = " ".join((judge.__doc__ or "").split())
@@ -75,3 +53,13 @@ def _claim(
         )
 
     return claim
+
+
+symptom = partial(_claim, Kind.SYMPTOM)
+"""Return a decorator: the judge becomes a claim about what a user sees."""
+mechanism = partial(_claim, Kind.MECHANISM)
+"""The same of a claim about why it happens."""
+remedy = partial(_claim, Kind.REMEDY)
+"""The same of a claim about what helps."""
+cost = partial(_claim, Kind.COST)
+"""The same of a claim about what it takes."""
