@@ -18,7 +18,8 @@ _WRAPPERS = {
     "OptimizedModule": "_orig_mod.",
     "FullyShardedDataParallel": "_fsdp_wrapped_module.",
 }
-_PLAIN = (torch.Tensor, nn.Parameter)
+PLAIN = (torch.Tensor, nn.Parameter)
+"""Types whose tensors are nothing but their memory."""
 _INNER = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 
 
@@ -196,7 +197,7 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return the memory that this rank has of a tensor; DTensors give their local shard."""
-    if type(tensor) in _PLAIN:
+    if type(tensor) in PLAIN:
         # Asking a tensor for an attribute that it lacks takes longer than asking for its type.
         return tensor
     part = getattr(tensor, "_local_tensor", None)

@@ -142,10 +142,6 @@ class Watcher:
             self.whereabouts = Whereabouts(presence, self._narrow, self._announce)
             self.updates.posted = self.whereabouts.posted
 
-    def note(self, text: str) -> None:
-        """Keep a sentence on what could not be observed."""
-        self.presence.note(text)
-
     def account(self) -> dict[str, Any]:
         """Return what this rank says of itself at its end."""
         return {

@@ -14,7 +14,7 @@ from harness.causes.by_hand import averages_by_hand
 from harness.watch.answers.answer import Answer
 from harness.watch.answers.damage import Damage, spread
 from harness.watch.answers.gathering import gather
-from harness.watch.answers.outputs import Outputs
+from harness.watch.answers.outputs import Outputs, publish
 from harness.watch.answers.per_rank import RankTable, per_rank
 from harness.watch.audit.summary import audit_notes
 from harness.watch.divergence import Divergence, divergence, from_json, rank_local
@@ -44,14 +44,11 @@ def close(
 
     The code is the script's own wherever that is not 0.
     """
-    failed: list[str] = []
+    ending: list[str] = []
     try:
         given = answer(watcher, script_code=script_code, error=error)
         if given is not None:
-            failed = (outputs or Outputs()).write(given)
-            if given.kept is not None:
-                kept = Outputs(json=f"{given.kept}/watch.json", html=f"{given.kept}/watch.html")
-                failed += kept.write(given)
+            ending = publish(given, outputs or Outputs())
     except Exception as error:
         say(f"the watcher could not give its answer: {type(error).__name__}: {error}")
         return script_code or NOT_OBSERVED
@@ -63,7 +60,6 @@ def close(
             return watcher.whereabouts.answered()
         return script_code
     if not quiet or given.exit_code:
-        ending = [f"  note     {one}" for one in failed]
         if given.exit_code and _is_reported(watcher):
             ending.append(f"  exit     {given.exit_code}; {REPORTED_NEXT}")
         say("\n".join([*given.lines(), *ending]))

@@ -12,6 +12,19 @@ if TYPE_CHECKING:
     from harness.watch.answers.answer import Answer
 
 
+def publish(answer: Answer, outputs: Outputs) -> list[str]:
+    """Write an answer where it was asked for and into the folder that is kept, if one is.
+
+    Returns:
+        A line to show below the answer for each that could not be written.
+    """
+    failed = outputs.write(answer)
+    if answer.kept is not None:
+        kept = Outputs(json=f"{answer.kept}/watch.json", html=f"{answer.kept}/watch.html")
+        failed += kept.write(answer)
+    return [f"  note     {one}" for one in failed]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
     """Paths that were typed; None is not written."""

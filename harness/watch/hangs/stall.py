@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from harness.watch.answers.gathering import gather
-from harness.watch.answers.outputs import Outputs
+from harness.watch.answers.outputs import Outputs, publish
 from harness.watch.exit_codes import STOPPED
 from harness.watch.hangs.collectives import (
     Collectives,
@@ -285,11 +285,7 @@ class Stall:
             self._spoken = True
         elif folder.claim("answered"):
             answer = answer_to_stop(folder, presence.peers, presence.world_size)
-            failed = self.outputs.write(answer)
-            failed += Outputs(
-                json=f"{answer.kept}/watch.json", html=f"{answer.kept}/watch.html"
-            ).write(answer)
-            say("\n".join([*answer.lines(), *(f"  note     {one}" for one in failed)]))
+            say("\n".join([*answer.lines(), *publish(answer, self.outputs)]))
             folder.claim("said")
             folder.claim("stopped")
             self._end()

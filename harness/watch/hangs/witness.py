@@ -13,12 +13,12 @@ import os
 import select
 import signal
 import socket
-import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.watch.meeting.folder import Folder, process_began
+from harness.watch.stderr import say
 
 if TYPE_CHECKING:
     from harness.watch.answers.outputs import Outputs
@@ -95,15 +95,11 @@ def _be_witness(reading: int, parent: int) -> None:
         pid = folder.read(folder.start(rank))["pid"]
         folder.write(folder.gone(rank), {"time": seen[rank], "pid": pid})
     # Not earlier: nobody needs it in a run that ends well.
-    from harness.watch.answers.outputs import Outputs
+    from harness.watch.answers.outputs import Outputs, publish
     from harness.watch.hangs.stopping import answer_to_stop
 
     answer = answer_to_stop(folder, members, world_size)
-    Outputs(json=f"{answer.kept}/watch.json", html=f"{answer.kept}/watch.html").write(answer)
-    failed = Outputs(**about["outputs"]).write(answer)
-    text = "\n".join([*answer.lines(), *(f"  note     {one}" for one in failed)])
-    sys.stderr.write(f"crossrank: {text}\n")
-    sys.stderr.flush()
+    say("\n".join([*answer.lines(), *publish(answer, Outputs(**about["outputs"]))]))
 
 
 def _folder(about: dict[str, Any]) -> Folder:

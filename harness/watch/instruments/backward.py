@@ -242,6 +242,8 @@ class Backward:
         return parameter is not None and (parameter.device.type == "cpu" or sparse)
 
     def _after(self, *_: Any, **__: Any) -> None:
+        updates = self._context.updates
+        sparse, early = self._context.window.is_sparse(updates), updates < ALL_OF
         for gradient in self._gradients.values():
             state = gradient.before_backward
             # Made from other gradients, such as a part of them, after backward: nothing was added.
@@ -249,11 +251,11 @@ class Backward:
                 state = "touched"
             self._context.window.add(gradient.name, state)
             gradient.look()
-            sparse = self._context.window.is_sparse(self._context.updates)
-            if sparse and self._may_read(gradient):
-                gradient.look_for_zeros()
-            if self._context.updates < ALL_OF and self._may_read(gradient):
-                gradient.look_at_parameter()
+            if (sparse or early) and self._may_read(gradient):
+                if sparse:
+                    gradient.look_for_zeros()
+                if early:
+                    gradient.look_at_parameter()
         for number, known in self._without.items():
             if known.has_gradient():
                 self._context.window.count(_left_for(number))

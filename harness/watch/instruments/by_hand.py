@@ -11,6 +11,7 @@ import torch.distributed as dist
 from harness.watch.instruments.call_site import call_site
 from harness.watch.instruments.context import Context
 from harness.watch.instruments.patches import Patches
+from harness.watch.modules import PLAIN
 
 MOST = 4096
 """Reductions between two updates that are remembered."""
@@ -18,7 +19,6 @@ NAMES = 256
 """Names that are written down of them."""
 TIMES = 8
 """Averages of the weights of an optimizer that are written down."""
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class ByHand:
@@ -78,7 +78,7 @@ class ByHand:
         sizes, self._sizes = self._sizes, set()
         if self._averaged.get(number, 0) >= TIMES:
             return
-        names = [name for name, p in held if type(p) in _PLAIN and p.data_ptr() in places]
+        names = [name for name, p in held if type(p) in PLAIN and p.data_ptr() in places]
         flat = not names and sum(p.numel() for _, p in held) in sizes
         if names or flat:
             self._averaged[number] = self._averaged.get(number, 0) + 1
@@ -95,7 +95,7 @@ class ByHand:
         if isinstance(tensor, torch.Tensor) and len(self._reduced) < MOST:
             self._reduced.append(weakref.ref(tensor))
             self._sizes.add(tensor.numel())
-            if type(tensor) in _PLAIN and tensor.layout == torch.strided and tensor.numel():
+            if type(tensor) in PLAIN and tensor.layout == torch.strided and tensor.numel():
                 self._places.add(tensor.data_ptr())
                 self._gaps(tensor)
 

@@ -16,12 +16,12 @@ from harness.watch.digests.digest import Digester
 from harness.watch.instruments.context import Context
 from harness.watch.instruments.forward_hooks import before_forward
 from harness.watch.instruments.patches import Patches
+from harness.watch.modules import PLAIN
 
 MOST = 16
 """Modules that are looked at."""
 NAMES = 256
 """Parameters of a module that are looked at."""
-_PLAIN = (torch.Tensor, nn.Parameter)
 
 
 class _Copy:
@@ -104,5 +104,5 @@ class Copies:
 
 
 def _readable(parameter: torch.Tensor) -> bool:
-    plain = type(parameter) in _PLAIN and parameter.layout == torch.strided
+    plain = type(parameter) in PLAIN and parameter.layout == torch.strided
     return plain and not parameter.is_meta

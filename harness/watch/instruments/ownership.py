@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from harness.watch.instruments.context import Context
 from harness.watch.instruments.patches import Patches
-from harness.watch.modules import parameters_of
+from harness.watch.modules import PLAIN, parameters_of
 
 MOST = 64
 AT = (0, 2, 16)
@@ -113,7 +113,7 @@ def _memory(tensor: torch.Tensor) -> int | None:
 
     Views of it have the same.
     """
-    if type(tensor) not in (torch.Tensor, nn.Parameter):
+    if type(tensor) not in PLAIN:
         return None
     return tensor.untyped_storage().data_ptr() or None
 

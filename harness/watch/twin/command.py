@@ -13,6 +13,7 @@ from pathlib import Path
 
 from harness.floor import Size
 from harness.watch.exit_codes import FAULT_FOUND, NOT_OBSERVED, NOTHING_FOUND, STOPPED
+from harness.watch.stderr import say
 from harness.watch.twin.comparison import Apart, Comparison, compare
 from harness.watch.twin.recording import Recording, RecordingError, read
 
@@ -70,13 +71,13 @@ def twin(arguments: Sequence[str]) -> int:
             print(f"{ranks} ranks: the run itself: {own[1]}", flush=True)
         if ended:
             own_codes.append(NOT_OBSERVED)
-            _say(f"{name} ended with exit code {ended}; see {folder / name}/output.txt")
+            say(f"{name} ended with exit code {ended}; see {folder / name}/output.txt")
     if options.dry_run:
         return NOTHING_FOUND
     try:
         recorded = {name: read(folder / name) for name, _, _ in runs}
     except RecordingError as error:
-        _say(str(error))
+        say(str(error))
         return _worst([*own_codes, NOT_OBSERVED])
     reference = recorded[runs[0][0]]
     nudged = [recorded[name] for name, _, nudge in runs if nudge]
@@ -89,7 +90,7 @@ def twin(arguments: Sequence[str]) -> int:
         print("\n".join(lines))
         codes.append(code)
         contents.append({"ranks": [sizes[0], ranks], "exit_code": code, **found.to_json()})
-    _say(f"recorded runs: {folder}")
+    say(f"recorded runs: {folder}")
     if options.json:
         Path(options.json).write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
     return _worst(codes)
@@ -122,7 +123,7 @@ def diff(arguments: Sequence[str]) -> int:
         a, b = read(Path(options.a)), read(Path(options.b))
         nudged = [read(Path(one)) for one in options.floor]
     except RecordingError as error:
-        _say(str(error))
+        say(str(error))
         return 2
     found = compare(a, b, nudged)
     code, lines = answer(found, a, b, options.b)
@@ -252,7 +253,7 @@ def _run(command: Sequence[str], folder: Path, name: str) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     for old in (*folder.glob("rank*.projections.jsonl"), folder / ANSWER):
         old.unlink(missing_ok=True)
-    _say(f"{name} ...")
+    say(f"{name} ...")
     kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     with (folder / "output.txt").open("w", encoding="utf-8") as output:
         return subprocess.run(
@@ -270,7 +271,3 @@ def _sizes(parser: argparse.ArgumentParser, typed: str) -> list[int]:
             f"--nproc {typed!r} must be two or more different numbers of ranks, such as 1,4"
         )
     return sizes
-
-
-def _say(text: str) -> None:
-    print(f"crossrank: {text}", file=sys.stderr, flush=True)
