@@ -11,6 +11,7 @@ from harness.watch.digests.pending import Pending
 from harness.watch.layout import GRADIENTS, PARAMETERS, START, Entry, Layout, index_of
 from harness.watch.meeting.exchange import _BEHIND, Exchange
 from harness.watch.meeting.folder import Folder
+from harness.watch.meeting.ring import Reader
 
 LATER = index_of(1, GRADIENTS)
 
@@ -83,6 +84,18 @@ def test_half_of_a_slot_is_not_there(ranks, tmp_path):
     raw[len(raw.rstrip(b"\0")) - 1] = 6
     ring.write_bytes(raw)
     assert ranks[1].all_equal(LATER) is None
+
+
+def test_a_peer_says_whether_it_wrote_the_same_or_another_thing_or_nothing_yet(ranks, tmp_path):
+    ring = Reader(tmp_path / "optimizer0.rank0.ring")
+    ranks[1].post(LATER, [7])
+    mine = ranks[1]._written[LATER]
+    assert ring.holds(LATER, mine) is None
+    ranks[0].post(LATER, [7])
+    assert ring.holds(LATER, mine) is True
+    ranks[0].post(LATER, [8])
+    assert ring.holds(LATER, mine) is False
+    assert ring.holds(LATER + 1, mine) is None
 
 
 def test_what_a_gpu_owes_is_written_later_in_order_and_without_waiting(ranks):

@@ -471,6 +471,21 @@ def test_an_instrument_that_fails_is_called_once_and_named(observed, way):
     assert len(asked) == 1
 
 
+def test_a_look_that_removes_itself_takes_no_other_with_it(observed):
+    net, _ = small()
+    seen = []
+
+    def once(*_):
+        seen.append("once")
+        handle.remove()
+
+    handle = before_forward(observed.context, net, "of the test", once)
+    before_forward(observed.context, net, "another", lambda *_: seen.append("always"))
+    for _ in range(2):
+        net(torch.ones(2, 3))
+    assert seen == ["once", "always", "always"]
+
+
 # Gradients between updates.
 
 
@@ -595,15 +610,25 @@ def test_a_closure_makes_its_gradients_inside_of_the_step(observed):
 
 @pytest.mark.parametrize(
     ("way", "seen"),
-    [("zeros", True), ("before", False), ("one", False), ("by_hand", False), ("dead", False)],
+    [
+        ("zeros", True),
+        ("before", False),
+        ("one", False),
+        ("by_hand", False),
+        ("dead", False),
+        ("dead and clipped", False),
+    ],
 )
 def test_zeros_written_between_backward_and_the_update(observed, way, seen):
     net, optimizer = small()
     for _ in range(12):
-        if way in ("before", "dead"):
+        dead = way.startswith("dead")
+        if dead or way == "before":
             optimizer.zero_grad(set_to_none=False)
-        inputs = torch.zeros(2, 3) if way == "dead" else torch.ones(2, 3)
-        (net(inputs).square().sum() * (0 if way == "dead" else 1)).backward()
+        inputs = torch.zeros(2, 3) if dead else torch.ones(2, 3)
+        (net(inputs).square().sum() * (0 if dead else 1)).backward()
+        if way == "dead and clipped":
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         if way == "one":
             net[0].weight.grad.zero_()
         if way == "by_hand":
@@ -641,6 +666,13 @@ def test_what_a_script_notes_in_a_parameter_group_is_no_setting():
     optimizer.param_groups[0]["lr"] = 0.5
     stream.changed()
     assert stream.before(0) != lr
+    # One that is written to stays the same object.
+    optimizer.param_groups[0]["lr"] = rate = torch.tensor(0.5)
+    stream.changed()
+    before = stream.before(0)
+    rate.fill_(0.25)
+    stream.changed()
+    assert stream.before(0) != before
 
 
 def test_a_replaced_layer_is_nobodys_and_the_old_one_stays_with_the_optimizer(observed):

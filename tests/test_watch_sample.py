@@ -183,6 +183,16 @@ def test_what_waits_in_turns_whole_and_in_parts_is_digested_as_it_is():
         assert digester.stage(gradients, parameters, part).finish(parameters) == due
 
 
+def test_what_is_negated_while_others_wait_is_digested_as_what_it_means():
+    gradients, values = [torch.ones(3)], torch.randn(FROM // 4 - 1)
+    others = [torch.randn(FROM // 4 - 1) for _ in range(2)]
+    digester = Digester()
+    for parameter in (values, torch._neg_view(-values), values):
+        parameters = [parameter, *others]
+        found = digester.stage(gradients, parameters, None).finish(parameters)
+        assert found[1] == Digester()([values, *others])
+
+
 def test_much_does_not_wait():
     many = [torch.randn(FROM // 4 - 1) for _ in range(6)]
     assert Digester().stage(many, many, None) is None
