@@ -10,7 +10,7 @@ from typing import Any
 import scenarios
 from harness.errors import HarnessError
 from harness.plan import Layout, Plan
-from launch.runs import read_json
+from launch.runs import begun, read_json
 
 CORPUS = "corpus"
 """The folder of results in which each run of the whole corpus has a directory of its own."""
@@ -42,11 +42,11 @@ def ended(name: str, results: Path) -> Iterator[Ended]:
         *(results / name).glob("*/plan.json"),
         *(results / CORPUS).glob(f"*/{name}/*/plan.json"),
     ]
-    # A run's name begins with the time it was started at.
-    for path in sorted(plans, key=lambda path: path.parent.name, reverse=True):
-        layout = Layout(path.parent)
+    for run in sorted((path.parent for path in plans), key=begun, reverse=True):
+        layout = Layout(run)
         try:
-            yield Ended(layout=layout, plan=Plan.read(path), verdict=read_json(layout.verdict))
+            plan = Plan.read(layout.plan)
+            yield Ended(layout=layout, plan=plan, verdict=read_json(layout.verdict))
         except HarnessError:
             continue
 

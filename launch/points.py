@@ -13,7 +13,7 @@ from harness.plan import Layout
 from harness.tables import Tables
 from launch import loss, sweep_tables
 from launch.config import Config
-from launch.runs import read_json
+from launch.runs import begun, read_json
 
 INTERRUPTED = "interrupted"
 NOT_RUN = "not run"
@@ -136,7 +136,7 @@ class Finished:
     def find(self, folder: Path, point: str, engine: str) -> Layout | None:
         """Return the newest sound run of a point in a directory of runs, or None."""
         try:
-            found = sorted(folder.iterdir())
+            found = sorted(folder.iterdir(), key=begun)
         except OSError:
             found = []
         for root in found:

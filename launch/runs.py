@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,9 @@ from harness.scenario import Scenario
 from harness.tables import Tables
 from harness.verdict import Verdict, decide
 from launch.autopsy import Batch, RankExit, failures
+
+STAMP = re.compile(r"\d{8}T\d{6}Z")
+"""The time with which the name of a run directory begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +34,22 @@ class Judged:
     """What verdict.json says; None if there is none."""
 
 
+def begun(run: Path) -> tuple[str, int, str]:
+    """Return what orders run directories by when they began, the oldest first.
+
+    A name begins with the time, in seconds, unless somebody gave it another one; of runs begun in
+    the same second the plan, written first and once, tells which was earlier.
+    """
+    try:
+        written = (run / "plan.json").stat().st_mtime_ns
+    except OSError:
+        written = 0
+    stamp = run.name.partition("-")[0]
+    if not STAMP.fullmatch(stamp):
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(written // 1_000_000_000))
+    return stamp, written, run.name
+
+
 def find(typed: str, results: Path = Path("results")) -> Layout:
     """Return the run that `typed` means: a run directory, a directory of runs, or `latest`.
 
@@ -42,13 +63,13 @@ def find(typed: str, results: Path = Path("results")) -> Layout:
         return Layout(path.resolve())
     plans = [*path.glob("*/plan.json"), *path.glob("*/*/plan.json")]
     if not plans:
-        runs = sorted(str(found.parent) for found in results.glob("*/*/plan.json"))
-        newest = f"; the newest are\n  {chr(10).join('  ' + run for run in runs[-3:]).strip()}"
+        runs = sorted((found.parent for found in results.glob("*/*/plan.json")), key=begun)
+        newest = f"; the newest are\n  {chr(10).join(f'  {run}' for run in runs[-3:]).strip()}"
         raise UsageError(
             f"no run in {path}: it holds no plan.json{newest if runs else ''}\n"
             "type run=results/SCENARIO/RUN, or run=latest"
         )
-    return Layout(max(plans, key=lambda plan: (plan.stat().st_mtime_ns, plan)).parent.resolve())
+    return Layout(max((plan.parent for plan in plans), key=begun).resolve())
 
 
 def judge(layout: Layout) -> Judged:

@@ -76,13 +76,14 @@ class TorchrunRanks:
         self._arms = arms
         self._batch = batch
         self._seen = 0
-        """Most children the agent has had at a time."""
+        """Most children the agent was polled with: all of them, who need a while to begin."""
 
     def poll(self, seconds: float) -> Mapping[int, int | None]:
         """Wait until the agent ends or the time is over; return rank -> exit code."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=seconds)
         code = self._process.returncode
+        self._seen = max(self._seen, len(_children(self._process.pid)))
         everyone = range(self._plan.world_size)
         if code is None or code == 0:
             return dict.fromkeys(everyone, code)
@@ -95,9 +96,7 @@ class TorchrunRanks:
 
     def leaving(self) -> bool:
         """Say whether a rank is gone; its agent tells the exit code when it ends itself."""
-        alive = len(_children(self._process.pid))
-        self._seen = max(self._seen, alive)
-        return alive < self._seen
+        return len(_children(self._process.pid)) < self._seen
 
     def signal(self, number: int) -> None:
         """Send a signal to every rank that still runs: the agent's children.

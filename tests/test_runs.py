@@ -18,6 +18,7 @@ from launch import doctor
 from launch import judge as judging
 from launch import list as listing
 from launch import report as reporting
+from launch.runs import begun
 from tests.launching import ROOT, environment, launch, verdict_of
 
 
@@ -230,14 +231,29 @@ def test_what_is_no_run_is_said_with_what_to_type(tmp_path, monkeypatch, capsys,
 
 def test_a_wrong_run_lists_the_newest_ones(original, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    made = []
     for number in range(5):
-        (tmp_path / "results" / "probe" / f"2026010{number}").mkdir(parents=True)
-        (tmp_path / "results" / "probe" / f"2026010{number}" / "plan.json").touch()
+        scenario = ("probe", "another")[number % 2]
+        made.append(Path("results") / scenario / f"2026010{number}T000000Z-abcdef")
+        made[-1].mkdir(parents=True)
+        (made[-1] / "plan.json").touch()
 
     _, _, err = judge(capsys, "nowhere")
 
-    shown = [line.strip() for line in err.splitlines() if "results/probe/2026" in line]
-    assert shown == [str(Path("results/probe") / f"2026010{number}") for number in (2, 3, 4)]
+    shown = [line.strip() for line in err.splitlines() if "/2026" in line]
+    assert shown == [str(run) for run in made[2:]]
+
+
+def test_runs_begun_in_one_second_come_in_the_order_of_their_plans(tmp_path):
+    names = ("20260101T000000Z-ffffff", "20260101T000000Z-aaaaaa", "20260101T000001Z-000000")
+    made = [tmp_path / name for name in names]
+    for number, run in enumerate(made):
+        run.mkdir()
+        (run / "plan.json").touch()
+        # what was copied has lost the order, which only counts within a second
+        os.utime(run / "plan.json", ns=(5 + number % 2, 5 + number % 2))
+
+    assert sorted(reversed(made), key=begun) == made
 
 
 def test_the_report_is_written_again(run, capsys):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from harness.plan import Layout
-from launch.runs import read_json
+from launch.runs import begun, read_json
 from tests.launching import heed_ctrl_c
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -98,7 +98,8 @@ def table(root: Path, name: str = "table") -> list[dict[str, str]]:
 
 
 def directories(root: Path) -> list[Path]:
-    return sorted(path.parent for path in (root / "results" / "swept").glob("*/verdict.json"))
+    runs = (path.parent for path in (root / "results" / "swept").glob("*/verdict.json"))
+    return sorted(runs, key=begun)
 
 
 def test_a_failed_and_a_refused_point_are_rows_and_only_the_missing_is_run_again(sweep, tmp_path):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,3 +73,32 @@ def test_building_the_command_touches_nothing(tmp_path):
 
     assert list(tmp_path.iterdir()) == []
     assert dict(os.environ) == before
+
+
+AGENT = """
+import subprocess, sys
+ranks = [subprocess.Popen(["cat"], stdin=subprocess.PIPE) for _ in range(2)]
+print("started", flush=True)
+sys.stdin.readline()
+ranks[1].communicate()
+print("one is gone", flush=True)
+sys.stdin.readline()
+ranks[0].communicate()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for the children of the agent")
+def test_a_rank_that_is_gone_before_anybody_asked_is_noticed(tmp_path):
+    """The question is first put when records stop to grow, which is after a rank has died."""
+    agent = subprocess.Popen(
+        [sys.executable, "-c", AGENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    ranks = torchrun.TorchrunRanks(agent, [], PLAN, Layout(tmp_path), ["sum"], 0)
+    with agent:
+        assert agent.stdout.readline() == "started\n"
+        assert set(ranks.poll(0.0).values()) == {None}
+        agent.stdin.write("\n")
+        agent.stdin.flush()
+        assert agent.stdout.readline() == "one is gone\n"
+        assert ranks.leaving()
+        agent.communicate("\n")
