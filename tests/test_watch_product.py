@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import timeit
+
 import pytest
 import torch
 
@@ -11,6 +13,9 @@ from harness.watch.digests.product import MANY, ROW, SUMS, product_for
 
 CPU = torch.device("cpu")
 WAYS = [product._int8, product._packed, product._by_float32, product._by_float64]
+SLOWEST = 20
+"""Times of a product of plain floats that mean a way without instructions of its own: 120 on an
+Ice Lake, where others take less than one."""
 
 
 def extremes(count):
@@ -34,14 +39,44 @@ def test_all_ways_give_the_same_integers(count):
     product_for(CPU, count)(rows, out)
     assert torch.equal(out, expected)
     for way in WAYS:
-        if way in (product._by_float32, product._by_float64) or product._is_exact(way, CPU, True):
+        if product._is_fast(way, CPU) and product._is_exact(way, CPU, True):
             out.fill_(-1)
             way(CPU)(rows, out)
             assert torch.equal(out, expected), way
 
 
-def test_some_way_is_a_fast_one_here():
-    assert product._is_exact(product._int8, CPU, False) or not hasattr(torch, "_int_mm")
+@pytest.mark.parametrize("count", [16, 300, MANY])
+def test_the_way_that_is_taken_is_a_fast_one_here(count):
+    rows, out = extremes(count), torch.empty((count, SUMS), dtype=torch.int32)
+
+    def seconds(call):
+        call(rows, out)
+        return min(timeit.repeat(lambda: call(rows, out), number=1, repeat=5))
+
+    assert seconds(product_for(CPU, count)) < SLOWEST * seconds(product._by_float32(CPU))
+
+
+def test_a_way_without_instructions_of_its_own_is_not_taken(monkeypatch):
+    tried = []
+
+    def reference(device):
+        exact = product._by_float64(device)
+
+        def row_by_row(rows, out):
+            tried.append(len(rows))
+            for row in range(len(rows)):
+                for _ in range(50):
+                    exact(rows[row : row + 1], out[row : row + 1])
+
+        return row_by_row
+
+    assert product._is_exact(reference, CPU, False)
+    tried.clear()
+    ways = (reference, product._by_float32)
+    monkeypatch.setattr(product, "_ways", lambda device, rows: ways)
+    for count in (1, MANY):
+        assert product_for(CPU, count) is product._made(product._by_float32, CPU)
+    assert tried == [product._TRIAL] * 4  # and not MANY, which would take long
 
 
 @pytest.mark.parametrize("many", [False, True])

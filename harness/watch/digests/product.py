@@ -3,12 +3,16 @@
 A row has 2048 bytes, taken as numbers from -128 to 127, and a weight has 7 bits: no sum is larger
 than 2^24 in size. So every way gives the same integers, even one that adds float32 numbers in an
 order of its own, and which one is taken is a matter of speed alone. A way counts only after it
-was tried, against float64, where it is to be used: some processors clip int8 products.
+was tried where it is to be used: against float64, for some processors clip int8 products, and
+against the clock, for where the instructions of a way are missing oneDNN has a reference that is a
+thousand times slower (the packed one needs AMX: 48 ms for 64 rows on an Ice Lake, which has none,
+where float32 takes 0.4 ms).
 """
 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -21,6 +25,11 @@ SUMS = 8
 """Independent sums of a row: two bytes of it share all of their weights once in 2^56."""
 MANY = 2048
 """Rows from which a product in packed weights is worth what its preparation costs: 4 MB."""
+
+_TRIAL = 64
+"""Rows with which a way is tried against the clock."""
+_SLOW = 2.0
+"""Times of plain float32 products that a way may take."""
 
 Product = Callable[[torch.Tensor, torch.Tensor], None]
 """Puts the sums of rows, (n, ROW) of int8, into its second argument, (n, SUMS) of int32."""
@@ -40,7 +49,8 @@ def product_for(device: torch.device, rows: int) -> Product:
         RuntimeError: there is none that is exact.
     """
     for way in _ways(device.type, rows):
-        if _is_exact(way, device, rows >= MANY):
+        # The clock first: a trial of many rows takes seconds where it says no.
+        if _is_fast(way, device) and _is_exact(way, device, rows >= MANY):
             return _made(way, device)
     raise RuntimeError(f"no product of bytes is exact on {device}")
 
@@ -115,6 +125,37 @@ def _by_floats(device: torch.device, dtype: torch.dtype) -> Product:
 @cache
 def _made(way: _Way, device: torch.device) -> Product:
     return way(device)
+
+
+@cache
+def _is_fast(way: _Way, device: torch.device) -> bool:
+    """Say whether a way exists here and takes about as long as plain products or less.
+
+    Only asked of the CPU: a GPU would have to be waited for, and has its products in hardware.
+    """
+    if way in _ALWAYS or device.type != "cpu":
+        return True
+    drawn = torch.frombuffer(bytearray(random_bytes("trial", 32 * ROW)), dtype=torch.int8)
+    rows = drawn.view(32, ROW).repeat(_TRIAL // 32, 1)
+    out = torch.empty((_TRIAL, SUMS), dtype=torch.int32, device=device)
+    try:
+        # The shortest of several times: what else the machine does only makes them longer.
+        return _shortest(way, device, rows, out) <= _SLOW * _shortest(
+            _by_float32, device, rows, out
+        )
+    except (RuntimeError, AttributeError, TypeError, ValueError):
+        return False
+
+
+def _shortest(way: _Way, device: torch.device, rows: torch.Tensor, out: torch.Tensor) -> float:
+    product = _made(way, device)
+    product(rows, out)  # the first one compiles
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        product(rows, out)
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
 @cache
