@@ -108,7 +108,11 @@ def _ranks(share: float, out: Path, cases: list[str]) -> None:
 
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
-    steps = {name: _measure(CASES[name], share, out) for name in cases if name != "digest"}
+    steps = {
+        name: _measure(CASES[name], share, out.parent / name.replace(" ", "_"))
+        for name in cases
+        if name != "digest"
+    }
     if dist.get_rank() == 0:
         digest = _digest(share) if "digest" in cases else None
         out.write_text(json.dumps({"steps": steps, "digest": digest}))
@@ -116,7 +120,8 @@ def _ranks(share: float, out: Path, cases: list[str]) -> None:
     dist.destroy_process_group()
 
 
-def _measure(case: Case, share: float, out: Path) -> dict[str, Any]:
+def _measure(case: Case, share: float, folder: Path) -> dict[str, Any]:
+    """Return the ratios of one model; all ranks are given the same folder, to meet there."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -144,7 +149,7 @@ def _measure(case: Case, share: float, out: Path) -> dict[str, Any]:
             self.context.closed = paused
 
     torch.manual_seed(0)
-    watcher = Timed(folder=tempfile.mkdtemp(dir=out.parent))
+    watcher = Timed(folder=str(folder))
     network, x = _network(case.widths)
     model = DistributedDataParallel(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
@@ -181,9 +186,16 @@ def _measure(case: Case, share: float, out: Path) -> dict[str, Any]:
             if name == "watched":
                 found["processor"].append(spent[name]["processor"] / bare["processor"])
                 found["hooks"].append(1 + spent[name]["hooks"] / bare["processor"])
-    watcher.close()
     assert watcher.failed is None
     assert watcher.found is None
+    # What was measured compares replicas: one that is made to differ is seen.
+    with torch.no_grad():
+        next(network.parameters())[0, 0] += dist.get_rank()
+    turn("watched")
+    watcher.close()
+    seen: list[bool | None] = [None] * RANKS
+    dist.all_gather_object(seen, watcher.found is not None)
+    assert any(seen), "the watcher that was measured did not see a weight that differs"
     return found
 
 
