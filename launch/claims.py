@@ -22,6 +22,7 @@ from rich.text import Text
 
 from harness.errors import HarnessError
 from harness.plan import write_text
+from harness.plural import number_of
 from harness.report import terminal
 from harness.report.wording import against
 from launch import ending, newest
@@ -92,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _unwritten(absent: Sequence[str], results: Path) -> str:
     several = len(absent) > FEW
-    named = f"{len(absent)} scenarios" if several else ", ".join(absent)
+    named = number_of(len(absent), "scenario") if several else ", ".join(absent)
     only = "" if several else f" scenarios={','.join(absent)}"
     return (
         f"scenarios/CLAIMS.md stays as it was: no sound run of {named} in {results}\n"

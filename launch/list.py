@@ -16,6 +16,7 @@ from typing import Any
 
 import scenarios
 from harness.errors import HarnessError, UsageError, did_you_mean
+from harness.plural import number_of
 from harness.scenario import Scenario
 from launch import ending, newest, words
 from launch.environment import torch_version
@@ -126,7 +127,7 @@ def _show(found: Mapping[str, Scenario], last: Mapping[str, Ended | None], *, cl
                 indent = f"{'':{4 if narrow else width + 4}}- {claim.expects.value:7}  "
                 _fill(indent, claim.text, columns)
     ran = sum(run is not None for run in last.values())
-    print(f"\n{len(found)} scenarios, {ran} have run here")
+    print(f"\n{number_of(len(found), 'scenario')}, {ran} have run here")
     print("make repro scenario=NAME gpus=4    make show scenario=NAME    make corpus gpus=4")
 
 
@@ -145,7 +146,7 @@ def _ending(run: Ended | None) -> str:
     if run is None:
         return "-"
     said = SAID.get(run.verdict["conclusion"], str(run.verdict["conclusion"]))
-    return f"{said}, {run.plan.world_size} ranks"
+    return f"{said}, {number_of(run.plan.world_size, 'rank')}"
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 import scenarios
+from harness.plural import number_of
 from harness.report import terminal
 from harness.report.source import Source, sources
 from harness.scenario import Scenario
@@ -172,7 +173,9 @@ def _last(out: Console, name: str, last: Ended | None) -> None:
         verdict["conclusion"], "bold yellow"
     )
     said = verdict["conclusion"].replace("_", " ")
-    facts = f"  {last.plan.world_size} ranks, {last.plan.backend}, seed {last.plan.seed}"
+    facts = (
+        f"  {number_of(last.plan.world_size, 'rank')}, {last.plan.backend}, seed {last.plan.seed}"
+    )
     out.print(Text.assemble((said, style), facts))
     out.print(Text(str(verdict["headline"])))
     for failure in verdict["failures"]:

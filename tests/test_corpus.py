@@ -396,7 +396,7 @@ def test_a_run_that_one_side_lacks_is_told_once_and_not_claim_by_claim(tmp_path,
         told = capsys.readouterr().out
         assert told.count("alone") == 1
         assert "only in first: alone\n" in told
-        assert "1 findings compared: 1 changed; 1 runs are in one of them only; 0" in told
+        assert "1 finding compared: 1 changed; in one of them only: 1 run; 0" in told
         assert "ended otherwise" not in told
 
 

@@ -317,4 +317,4 @@ def test_where_all_is_sharded_nothing_is_called_replicated():
     assert said == "no divergence: 2 sharded parameters and no replicated one, 3 updates, 2 ranks"
     one["sharded"] = 1
     said = closing._nothing_found(watcher, ends, [])[1]
-    assert said == "no divergence: 1 replicated parameters, 3 updates, 2 ranks"
+    assert said == "no divergence: 1 replicated parameter, 3 updates, 2 ranks"

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from harness.plan import write_text
+from harness.plural import number_of
 from harness.report.markup import cut, text
 from harness.report.wording import DASH, against
 
@@ -98,11 +99,11 @@ def _head(page: Page, entries: Sequence[Entry], sizes: Sequence[int]) -> str:
         f"{page.seconds:.0f} s",
     ]
     spans = "".join(f"<span>{text(fact)}</span>" for fact in shown if fact)
-    ranks = ", ".join(map(str, sizes))
-    runs = f"{len(entries)} runs, " if len(sizes) > 1 else ""
+    ranks = ", ".join([*map(str, sizes[:-1]), number_of(sizes[-1], "rank")])
+    runs = f"{number_of(len(entries), 'run')}, " if len(sizes) > 1 else ""
     return (
         f'<header><p class="crumb"><b>crossrank</b> corpus / <code>{text(page.id)}</code></p>'
-        f"<h1>{count} scenarios on {ranks} ranks: {runs}{text(_tally(entries))}</h1>"
+        f"<h1>{number_of(count, 'scenario')} on {ranks}: {runs}{text(_tally(entries))}</h1>"
         f'<p class="facts">{spans}</p><nav aria-label="Files"><a href="corpus.json">corpus.json</a>'
         '<a href="junit.xml">junit.xml</a></nav></header>'
     )

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from harness.pipes import print_nowhere
 from harness.plan import Layout, Plan
+from harness.plural import number_of
 from harness.scenario import Finding, Outcome, Scenario
 from harness.verdict import Conclusion, Verdict
 
@@ -57,7 +58,7 @@ def console(*, quiet: bool = False, stderr: bool = False) -> Console:
 def header(out: Console, scenario: Scenario, plan: Plan, notice: str) -> None:
     """Print what runs, and where."""
     out.print(Text.assemble((plan.scenario, "bold"), "  ", scenario.title))
-    arms = f"{len(plan.arms)} arms"
+    arms = number_of(len(plan.arms), "arm")
     out.print(Text(f"{notice}; {arms}, engine {plan.engine}, seed {plan.seed}", style="dim"))
 
 

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from harness.errors import UsageError
 from harness.floor import CLEAN
+from harness.plural import number_of
 from harness.report import terminal
 from harness.report.wording import number
 from harness.verdict import strict
@@ -99,11 +100,12 @@ def _show(before: Side, after: Side, found: Difference) -> None:
     told = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
     missing = len(found.vanished) + len(found.appeared)
     otherwise = len(found.changes) - claims - missing
+    moved = number_of(len(found.moves), "effect")
     parts = [
-        f"{found.compared} findings compared: {told or 'none changed'}",
-        f"{otherwise} runs ended otherwise" if otherwise else "",
-        f"{missing} runs are in one of them only" if missing else "",
-        f"{len(found.moves)} effects moved by more than {CLEAN:g} floors, or a tenth without one",
+        f"{number_of(found.compared, 'finding')} compared: {told or 'none changed'}",
+        f"{number_of(otherwise, 'run')} ended otherwise" if otherwise else "",
+        f"in one of them only: {number_of(missing, 'run')}" if missing else "",
+        f"{moved} moved by more than {CLEAN:g} floors, or a tenth without one",
     ]
     out.print("; ".join(part for part in parts if part), style="bold", soft_wrap=True)
 

@@ -10,6 +10,7 @@ from typing import Any
 from harness.causes.cause import listed
 from harness.errors import HarnessError, PrerequisiteError
 from harness.plan import Layout
+from harness.plural import number_of
 from harness.report import terminal
 from launch import environment
 from launch.corpus import table
@@ -125,7 +126,8 @@ class Session:
         reused = f", {there} are there" if there else ""
         places = {(case.place.device, case.place.backend) for case in left if case.place}
         on = "".join(f", {backend} on {device}" for device, backend in sorted(places))
-        told = f"{len(left)} runs at gpus={sizes}{on}{reused}; up to {ranks} ranks at a time"
+        told = f"{number_of(len(left), 'run')} at gpus={sizes}{on}{reused}; up to "
+        told += f"{number_of(ranks, 'rank')} at a time"
         self.out.print(f"corpus   {told}", markup=False, soft_wrap=True)
 
     def _work(self, pool: Pool, engine: Stoppable, left: Sequence[Case], folder: Path) -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from harness.plural import number_of
 from launch.corpus.cases import Case
 from launch.corpus.record import Corpus, Entry
 
@@ -34,7 +35,9 @@ def plan(out: Console, cases: Sequence[Case], todo: set[tuple[str, int]]) -> Non
         out.print(f"{case.name}  gpus={case.gpus}  {state}{why}", markup=False, soft_wrap=True)
     counts = Counter(case.state or "can run" for case in cases)
     told = ", ".join(f"{count} {state}" for state, count in counts.items())
-    out.print(f"{len(cases)} cases: {told}; {len(todo)} to run", style="bold", markup=False)
+    out.print(
+        f"{number_of(len(cases), 'case')}: {told}; {len(todo)} to run", style="bold", markup=False
+    )
 
 
 def line(out: Console, number: int, total: int, entry: Entry) -> None:
@@ -78,7 +81,7 @@ def table(out: Console, record: Corpus) -> None:
     out.print(shown)
     _problems(out, record.entries)
     ran = [entry for entry in record.entries if entry.seconds is not None]
-    told = f"{len(record.entries)} cases: {counted(record.entries)}"
+    told = f"{number_of(len(record.entries), 'case')}: {counted(record.entries)}"
     if ran:
         told += f"; {record.seconds:.0f} s, {record.seconds / len(ran):.2f} s a run"
     out.print(Text(told, style="bold"))

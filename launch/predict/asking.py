@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 import scenarios
+from harness.plural import number_of
 from harness.report.source import sources
 from launch.predict import answers, arms
 from launch.predict.answers import Answer
@@ -79,7 +80,7 @@ def show(out: Console, title: str, question: Question) -> None:
         one = " (one process)" if arm.ranks == 1 else ""
         out.print(Text(f"arm {arm.name}{one}: {options}"), soft_wrap=True)
     params = " ".join(f"{key}={value}" for key, value in question.params.items())
-    run = f"{question.gpus} ranks, seed {question.seed}, {params}"
+    run = f"{number_of(question.gpus, 'rank')}, seed {question.seed}, {params}"
     out.print(Text(run, style="dim"), soft_wrap=True)
     said = "an article says" if topic.id in statements() else "claim"
     out.print()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.causes import Cause, Diagnosis, Strength, catalogue
+from harness.plural import number_of
 from harness.watch.answers.damage import Damage, tree
 from harness.watch.answers.per_rank import RankTable
 from harness.watch.divergence import Difference, Divergence, to_json
@@ -95,7 +96,7 @@ def headline(found: Divergence) -> str:
     span = f"{found.step}" if found.since is None else f"{found.since} to {found.step}"
     where = {
         START: "before the first step",
-        EVALUATION: f"evaluation after {found.step} updates",
+        EVALUATION: f"evaluation after {number_of(found.step, 'update')}",
     }.get(found.phase, f"step {span}")
     more = len(found.differences) - 1
     others = f" and {more} more of {found.compared}" if more else f", 1 of {found.compared}"
@@ -161,9 +162,10 @@ def _equal_until_then(found: Divergence) -> str:
 def evidence(found: Divergence, *, source: str) -> list[str]:
     """Return the table below the first line: a row for each thing that differs."""
     step = found.step
+    after = number_of(step, "update")
     when = {
         START: "before the first update",
-        EVALUATION: f"at the first forward pass of an evaluation, after {step} updates",
+        EVALUATION: f"at the first forward pass of an evaluation, after {after}",
         GRADIENTS: f"before update {step}, in what it is made from",
     }.get(found.phase, f"after update {step}; its {_equal_until_then(found)}")
     if found.since is not None:

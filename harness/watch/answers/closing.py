@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.causes import Diagnosis, Strength, diagnose
 from harness.causes.by_hand import averages_by_hand
+from harness.plural import number_of
 from harness.watch.answers.answer import Answer
 from harness.watch.answers.damage import Damage, spread
 from harness.watch.answers.gathering import gather
@@ -263,11 +264,11 @@ def _nothing_found(watcher: Watcher, ends: dict[int, Any], notes: list[str]) -> 
     if not whole and local:
         return NOT_OBSERVED, "could not observe: no parameter is replicated"
     counts = sorted({sum(o["updates"] for o in end["optimizers"]) for end in ends.values()})
-    updates = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    held = f"{whole} replicated parameters"
+    updates = ("" if len(counts) == 1 else f"{counts[0]} to ") + number_of(counts[-1], "update")
+    held = number_of(whole, "replicated parameter")
     if parts and not whole:
-        held = f"{parts} sharded parameters and no replicated one"
-    return NOTHING_FOUND, (f"no divergence: {held}, {updates} updates, {len(ends)} ranks")
+        held = f"{number_of(parts, 'sharded parameter')} and no replicated one"
+    return NOTHING_FOUND, f"no divergence: {held}, {updates}, {number_of(len(ends), 'rank')}"
 
 
 def _first_found(watcher: Watcher) -> tuple[str, Divergence] | None:

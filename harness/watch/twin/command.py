@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.floor import Size
+from harness.plural import number_of
 from harness.watch.exit_codes import FAULT_FOUND, NOT_OBSERVED, NOTHING_FOUND, STOPPED
 from harness.watch.stderr import say
 from harness.watch.twin.comparison import Apart, Comparison, compare
@@ -68,7 +69,7 @@ def twin(arguments: Sequence[str]) -> int:
         own = _own_answer(folder / name)
         if own is not None:
             own_codes.append(own[0])
-            print(f"{ranks} ranks: the run itself: {own[1]}", flush=True)
+            print(f"{number_of(ranks, 'rank')}: the run itself: {own[1]}", flush=True)
         if ended:
             own_codes.append(NOT_OBSERVED)
             say(f"{name} ended with exit code {ended}; see {folder / name}/output.txt")
@@ -86,7 +87,7 @@ def twin(arguments: Sequence[str]) -> int:
         if nudge:
             continue
         found = compare(reference, recorded[name], nudged)
-        code, lines = answer(found, reference, recorded[name], f"{ranks} ranks")
+        code, lines = answer(found, reference, recorded[name], number_of(ranks, "rank"))
         print("\n".join(lines))
         codes.append(code)
         contents.append({"ranks": [sizes[0], ranks], "exit_code": code, **found.to_json()})
@@ -165,8 +166,9 @@ def answer(
     below = []
     if found.updates[0] != found.updates[1]:
         below.append(
-            f"  note     {found.updates[0]} updates with {a.world_size} ranks, {found.updates[1]} "
-            f"with {b.world_size}: it is the same training only with the same global batch"
+            f"  note     {number_of(found.updates[0], 'update')} with "
+            f"{number_of(a.world_size, 'rank')}, {found.updates[1]} with {b.world_size}: it is the "
+            "same training only with the same global batch"
         )
     for names, run in zip(found.only, (a, b), strict=True):
         if names:
@@ -175,7 +177,7 @@ def answer(
     if not found.compared:
         return NOT_OBSERVED, (f"{title}: could not compare: no tensor has a name in both", *below)
     table = _table(found.places)
-    about = f"{found.compared} tensors, {min(found.updates)} updates"
+    about = f"{number_of(found.compared, 'tensor')}, {number_of(min(found.updates), 'update')}"
     if found.first:
         return FAULT_FOUND, (_first(found, a, b, title), *table, *below)
     if found.equal:
@@ -208,7 +210,7 @@ def _first(found: Comparison, a: Recording, b: Recording, title: str) -> str:
     floors = f"{one.distance / one.floor:.3g} floors" if one.floor else "there is no floor"
     more = f" and {len(found.first) - 1} more of {found.compared}" if len(found.first) > 1 else ""
     line = f"{title}: update {one.update}, {what} {one.name}{more}: {one.distance:.3g} of its norm"
-    line += f" from {a.world_size} ranks ({floors})"
+    line += f" from {number_of(a.world_size, 'rank')} ({floors})"
     for number, meaning in _factors(a.world_size, b.world_size):
         if _is_factor(found.first, number):
             return f"{line}; all of them are {one.factor:.6g} times it, {meaning}"
