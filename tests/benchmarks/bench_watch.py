@@ -188,9 +188,9 @@ def _measure(case: Case, share: float, folder: Path) -> dict[str, Any]:
                 found["hooks"].append(1 + spent[name]["hooks"] / bare["processor"])
     assert watcher.failed is None
     assert watcher.found is None
-    # What was measured compares replicas: one that is made to differ is seen.
+    # What was measured compares replicas: a weight that is made to differ is seen, in any part.
     with torch.no_grad():
-        next(network.parameters())[0, 0] += dist.get_rank()
+        next(network.parameters()).add_(dist.get_rank())
     turn("watched")
     watcher.close()
     seen: list[bool | None] = [None] * RANKS
