@@ -39,13 +39,27 @@ def test_all_ways_give_the_same_integers(count):
     product_for(CPU, count)(rows, out)
     assert torch.equal(out, expected)
     for way in WAYS:
-        if product._is_fast(way, CPU) and product._is_exact(way, CPU, True):
+        if way in (product._by_float32, product._by_float64) or product._is_exact(way, CPU, True):
             out.fill_(-1)
             way(CPU)(rows, out)
             assert torch.equal(out, expected), way
 
 
+def test_some_way_is_a_fast_one_here():
+    assert product._is_exact(product._int8, CPU, False) or not hasattr(torch, "_int_mm")
+
+
+@pytest.fixture
+def one_thread():
+    """Threads that wait for each other on a busy core take longer than a product does."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.mark.parametrize("count", [16, 300, MANY])
+@pytest.mark.usefixtures("one_thread")
 def test_the_way_that_is_taken_is_a_fast_one_here(count):
     rows, out = extremes(count), torch.empty((count, SUMS), dtype=torch.int32)
 
@@ -77,6 +91,24 @@ def test_a_way_without_instructions_of_its_own_is_not_taken(monkeypatch):
     for count in (1, MANY):
         assert product_for(CPU, count) is product._made(product._by_float32, CPU)
     assert tried == [product._TRIAL] * 4  # and not MANY, which would take long
+
+
+@pytest.mark.parametrize(("times", "taken"), [(0.1, True), (1.9, True), (2.1, False)])
+def test_a_way_may_take_twice_the_time_of_plain_floats(times, taken, monkeypatch):
+    def way(device):
+        return product._by_float64(device)
+
+    seconds = {way: times, product._by_float32: 1.0}
+    monkeypatch.setattr(product, "_seconds", lambda way, device: seconds[way])
+    monkeypatch.setattr(product, "_ways", lambda device, rows: (way, product._by_float32))
+    found = product_for(CPU, 5)
+    assert found is product._made(way if taken else product._by_float32, CPU)
+
+
+def test_a_way_that_is_not_there_is_passed_over(monkeypatch):
+    ways = (lambda device: torch.ops.onednn.no_such_operator, product._by_float32)
+    monkeypatch.setattr(product, "_ways", lambda device, rows: ways)
+    assert product_for(CPU, 5) is product._made(product._by_float32, CPU)
 
 
 @pytest.mark.parametrize("many", [False, True])

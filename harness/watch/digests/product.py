@@ -12,6 +12,7 @@ where float32 takes 0.4 ms).
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable
 from functools import cache
@@ -34,6 +35,8 @@ _SLOW = 2.0
 Product = Callable[[torch.Tensor, torch.Tensor], None]
 """Puts the sums of rows, (n, ROW) of int8, into its second argument, (n, SUMS) of int32."""
 _Way = Callable[[torch.device], Product]
+_ABSENT = (RuntimeError, AttributeError, TypeError, ValueError)
+"""What a way raises that does not exist here."""
 
 
 def random_bytes(name: str, count: int) -> bytes:
@@ -127,7 +130,6 @@ def _made(way: _Way, device: torch.device) -> Product:
     return way(device)
 
 
-@cache
 def _is_fast(way: _Way, device: torch.device) -> bool:
     """Say whether a way exists here and takes about as long as plain products or less.
 
@@ -135,41 +137,45 @@ def _is_fast(way: _Way, device: torch.device) -> bool:
     """
     if way in _ALWAYS or device.type != "cpu":
         return True
-    drawn = torch.frombuffer(bytearray(random_bytes("trial", 32 * ROW)), dtype=torch.int8)
-    rows = drawn.view(32, ROW).repeat(_TRIAL // 32, 1)
+    return _seconds(way, device) <= _SLOW * _seconds(_by_float32, device)
+
+
+@cache
+def _seconds(way: _Way, device: torch.device) -> float:
+    """Return what a few rows take, infinity where the way does not exist."""
+    rows = _trial(_TRIAL)
     out = torch.empty((_TRIAL, SUMS), dtype=torch.int32, device=device)
+    # The shortest of several times: what else the machine does only makes them longer.
+    best = math.inf
     try:
-        # The shortest of several times: what else the machine does only makes them longer.
-        return _shortest(way, device, rows, out) <= _SLOW * _shortest(
-            _by_float32, device, rows, out
-        )
-    except (RuntimeError, AttributeError, TypeError, ValueError):
-        return False
+        product = _made(way, device)
+        product(rows, out)  # the first one compiles
+        for _ in range(3):
+            start = time.perf_counter()
+            product(rows, out)
+            best = min(best, time.perf_counter() - start)
+    except _ABSENT:
+        return math.inf
+    return best
 
 
-def _shortest(way: _Way, device: torch.device, rows: torch.Tensor, out: torch.Tensor) -> float:
-    product = _made(way, device)
-    product(rows, out)  # the first one compiles
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        product(rows, out)
-        times.append(time.perf_counter() - start)
-    return min(times)
+def _trial(count: int) -> torch.Tensor:
+    """Return rows to try a way with, a multiple of 32, the largest numbers among them."""
+    drawn = torch.frombuffer(bytearray(random_bytes("trial", 30 * ROW)), dtype=torch.int8)
+    extremes = torch.tensor([[-128], [127]], dtype=torch.int8, device="cpu").expand(2, ROW)
+    return torch.cat([drawn.view(30, ROW), extremes]).repeat(count // 32, 1)
 
 
 @cache
 def _is_exact(way: _Way, device: torch.device, many: bool) -> bool:
     """Say whether a way exists here and gives the right sums, of the largest numbers too."""
-    drawn = torch.frombuffer(bytearray(random_bytes("trial", 30 * ROW)), dtype=torch.int8)
-    extremes = torch.tensor([[-128], [127]], dtype=torch.int8, device="cpu").expand(2, ROW)
     # As large as the smallest product that it will be used for: others may be done otherwise.
-    rows = torch.cat([drawn.view(30, ROW), extremes]).repeat(MANY // 32 if many else 1, 1)
+    rows = _trial(MANY if many else 32)
     expected = torch.empty((len(rows), SUMS), dtype=torch.int32, device="cpu")
     _by_float64(torch.device("cpu"))(rows, expected)
     found = torch.empty_like(expected, device=device)
     try:
         _made(way, device)(rows.to(device), found)
-    except (RuntimeError, AttributeError, TypeError, ValueError):
+    except _ABSENT:
         return False
     return torch.equal(found.cpu(), expected)
