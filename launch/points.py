@@ -136,12 +136,12 @@ class Finished:
     def find(self, folder: Path, point: str, engine: str) -> Layout | None:
         """Return the newest sound run of a point in a directory of runs, or None."""
         try:
-            found = sorted(folder.iterdir(), key=begun)
+            found = sorted({*folder.iterdir()} - self._seen, key=begun)
         except OSError:
             found = []
         for root in found:
             layout = Layout(root)
-            if root in self._seen or not layout.verdict.exists():
+            if not layout.verdict.exists():
                 continue
             self._seen.add(root)
             try:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from launch.autopsy import failures
 from launch.config import Config
 from launch.devices import Place, choose, cuda_devices
 from launch.engine import Engine, Progress, carry_out
+from launch.runs import stamp
 from launch.torchrun import Torchrun
 from launch.warm import Warm, usable
 
@@ -94,8 +94,7 @@ def new_run(results: Path, scenario: str) -> Layout:
     """
     folder = results.expanduser().absolute() / scenario
     while True:
-        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        root = folder / f"{stamp}-{os.urandom(3).hex()}"
+        root = folder / f"{stamp()}-{os.urandom(3).hex()}"
         try:
             root.mkdir(parents=True, exist_ok=False)
         except FileExistsError as error:

@@ -17,8 +17,7 @@ from harness.tables import Tables
 from harness.verdict import Verdict, decide
 from launch.autopsy import Batch, RankExit, failures
 
-STAMP = re.compile(r"\d{8}T\d{6}Z")
-"""The time with which the name of a run directory begins."""
+_STAMP = re.compile(r"\d{8}T\d{6}Z")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +33,11 @@ class Judged:
     """What verdict.json says; None if there is none."""
 
 
+def stamp(seconds: float | None = None) -> str:
+    """Return the time with which names of directories begin: now, or seconds since the epoch."""
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(seconds))
+
+
 def begun(run: Path) -> tuple[str, int, str]:
     """Return what orders run directories by when they began, the oldest first.
 
@@ -44,10 +48,10 @@ def begun(run: Path) -> tuple[str, int, str]:
         written = (run / "plan.json").stat().st_mtime_ns
     except OSError:
         written = 0
-    stamp = run.name.partition("-")[0]
-    if not STAMP.fullmatch(stamp):
-        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(written // 1_000_000_000))
-    return stamp, written, run.name
+    time_of_name = run.name.partition("-")[0]
+    if not _STAMP.fullmatch(time_of_name):
+        time_of_name = stamp(written / 1e9)
+    return time_of_name, written, run.name
 
 
 def find(typed: str, results: Path = Path("results")) -> Layout:

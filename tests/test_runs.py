@@ -256,6 +256,16 @@ def test_runs_begun_in_one_second_come_in_the_order_of_their_plans(tmp_path):
     assert sorted(reversed(made), key=begun) == made
 
 
+def test_a_run_with_a_name_of_its_own_began_when_its_plan_was_written(tmp_path):
+    made = [tmp_path / name for name in ("20260101T000000Z-ffffff", "mine", "20260101T000002Z-a")]
+    for run in made:
+        run.mkdir()
+        (run / "plan.json").touch()
+        os.utime(run / "plan.json", (1767225601, 1767225601))  # 2026-01-01, 00:00:01
+
+    assert sorted(reversed(made), key=begun) == made
+
+
 def test_the_report_is_written_again(run, capsys):
     for path in (run.report, run.markdown, run.junit):
         path.unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -37,6 +38,14 @@ def test_the_last_run_is_the_newest_however_it_ended(tmp_path, capsys):
     assert "what 20260102T000000Z-b found" in told
     assert "rank 1 was killed" in told
     assert "3 ranks" in told
+
+
+def test_of_runs_begun_in_one_second_the_later_one_is_the_last(tmp_path, capsys):
+    names = ("20260101T000000Z-ffffff", "20260101T000000Z-aaaaaa")
+    for nanoseconds, name in enumerate(names):
+        os.utime(ended(tmp_path, NAME, name).plan, ns=(nanoseconds, nanoseconds))
+    show.main([f"scenario={NAME}", f"results={tmp_path}"])
+    assert f"what {names[-1]} found" in capsys.readouterr().out
 
 
 def test_a_scenario_without_a_cause_has_no_such_section(tmp_path, capsys):

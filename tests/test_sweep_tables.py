@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from harness.errors import MissingRecord, RecordError
 from harness.plan import Layout, write_text
 from harness.scenario import Arm, Role, Scenario
 from harness.tables import Tables
-from launch import loss, sweep_tables
+from launch import loss, points, sweep_tables
 from launch.points import Clock, Done, Finished, exit_code
 from launch.sweep import swept_values
 from tests import streams
@@ -364,3 +365,21 @@ def test_the_time_left_counts_only_what_was_run():
     assert clock.left(5) == ", about 30 s left"
     now[0] = 300.0
     assert clock.left(5) == ", about 5 min left"
+
+
+def test_a_run_that_was_seen_finished_is_not_read_twice(tmp_path, monkeypatch):
+    known = Finished()
+    root = finished(tmp_path, "1", "a", failures=[])
+    assert known.find(tmp_path, "a", "warm") == Layout(root)
+    read = []
+    monkeypatch.setattr(points, "read_json", read.append)
+    assert known.find(tmp_path, "a", "warm") == Layout(root)
+    assert read == []
+
+
+def test_of_runs_begun_in_one_second_the_later_one_is_taken(tmp_path):
+    later = finished(tmp_path, "20260101T000000Z-aaaaaa", "a", failures=[])
+    earlier = finished(tmp_path, "20260101T000000Z-ffffff", "a", failures=[])
+    for nanoseconds, root in enumerate((earlier, later)):
+        os.utime(Layout(root).plan, ns=(nanoseconds, nanoseconds))
+    assert Finished().find(tmp_path, "a", "warm") == Layout(later)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from harness.scenario import Finding, Outcome, Role, Scenario
 from harness.tables import Tables
 from harness.verdict import Conclusion, Verdict, strict
 from launch.newest import CORPUS
-from launch.runs import read_json
+from launch.runs import read_json, stamp
 
 SCHEMA = 1
 NOT_RUN = "not_run"
@@ -130,9 +129,9 @@ def new_folder(results: Path) -> Path:
         PrerequisiteError: if it cannot be made.
     """
     root = results.expanduser().absolute() / CORPUS
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    now = stamp()
     for number in range(1, 100):
-        folder = root / (stamp if number == 1 else f"{stamp}-{number}")
+        folder = root / (now if number == 1 else f"{now}-{number}")
         try:
             folder.mkdir(parents=True)
         except FileExistsError:

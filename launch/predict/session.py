@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from launch.predict.answers import Answer
 from launch.predict.history import Item, Sitting
 from launch.predict.questions import Question, Topic
 from launch.predict.seal import Sealed, seal
+from launch.runs import stamp
 
 ANSWERS = "answers.json"
 RADAR = "radar.svg"
@@ -82,12 +82,12 @@ def folder(results: Path) -> Path:
         PrerequisiteError: if it cannot be made.
     """
     root = results.expanduser().absolute() / history.FOLDER
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    path = root / stamp
+    now = stamp()
+    path = root / now
     number = 1
     while path.exists():
         number += 1
-        path = root / f"{stamp}-{number}"
+        path = root / f"{now}-{number}"
     try:
         path.mkdir(parents=True)
     except OSError as error:
