@@ -14,6 +14,7 @@ import scenarios
 from harness import trackers
 from harness.errors import UsageError, did_you_mean
 from harness.parameters import build, violations
+from harness.plural import number_of
 from harness.scenario import Scenario
 from launch.arguments import no_scenario
 from launch.environment import torch_version
@@ -119,11 +120,13 @@ def _top(
         problems.append(f"gpus={gpus!r} is not a whole number: type gpus=4")
     elif gpus < least:
         problems.append(
-            f"gpus={gpus}: this scenario needs at least {least} "
-            f"rank{'s' if least > 1 else ''}; type gpus={least}"
+            f"gpus={gpus}: this scenario needs at least {number_of(least, 'rank')}; "
+            f"type gpus={least}"
         )
     elif most is not None and gpus > most:
-        problems.append(f"gpus={gpus}: this scenario takes at most {most} ranks; type gpus={most}")
+        problems.append(
+            f"gpus={gpus}: this scenario takes at most {number_of(most, 'rank')}; type gpus={most}"
+        )
     if not _whole(data["seed"]) or not 0 <= data["seed"] < 2**63:
         problems.append(f"seed={data['seed']!r} is not a whole number from 0 to 2^63-1")
     for key in ("dry_run", "quiet", "json"):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import PrerequisiteError
+from harness.plural import number_of
 
 PROBE_S = 120
 MOST_CPU_RANKS = 128
@@ -48,7 +49,6 @@ def choose(gpus: int, device: str, available: int) -> Place:
         PrerequisiteError: with device=cuda and too few devices, or more CPU ranks than a machine
             can bear.
     """
-    plural = "rank" if gpus == 1 else "ranks"
     if device == "cuda" and available < gpus:
         raise PrerequisiteError(
             f"device=cuda gpus={gpus} needs {gpus} CUDA devices, this machine has {available}\n"
@@ -59,7 +59,7 @@ def choose(gpus: int, device: str, available: int) -> Place:
         return Place(
             device="cuda",
             backend="nccl",
-            notice=f"{gpus} {plural}, one CUDA device each, over NCCL",
+            notice=f"{number_of(gpus, 'rank')}, one CUDA device each, over NCCL",
         )
     if gpus > MOST_CPU_RANKS:
         raise PrerequisiteError(
@@ -70,7 +70,9 @@ def choose(gpus: int, device: str, available: int) -> Place:
     if device == "cpu":
         why = "as asked by device=cpu"
     elif available:
-        why = f"only {available} CUDA device{'s' if available > 1 else ''} for {gpus} ranks"
+        why = f"only {number_of(available, 'CUDA device')} for {number_of(gpus, 'rank')}"
     else:
         why = "no CUDA device here"
-    return Place(device="cpu", backend="gloo", notice=f"{gpus} CPU {plural} over gloo ({why})")
+    return Place(
+        device="cpu", backend="gloo", notice=f"{number_of(gpus, 'CPU rank')} over gloo ({why})"
+    )

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     last = next(newest.ended(name, typed["results"]), None)
     out = terminal.console()
     out.print(Text.assemble((name, "bold"), f"  {scenario.title}"))
-    least = f"{scenario.min_ranks} rank{'s' if scenario.min_ranks > 1 else ''} or more"
+    least = f"{number_of(scenario.min_ranks, 'rank')} or more"
     out.print(Text(f"{scenario.family}; {least}", style="dim"))
     _section(out, "Claims")
     _claims(out, scenario, last)

@@ -21,6 +21,7 @@ from hydra.core.override_parser.types import QuotedString
 
 from harness.errors import HarnessError, PrerequisiteError, UsageError
 from harness.plan import Layout
+from harness.plural import number_of
 from harness.report import terminal
 from harness.verdict import strict
 from launch import devices, sweep_tables
@@ -91,7 +92,9 @@ class Sweep:
                 "type results=DIR to write somewhere else"
             ) from error
         over = ", ".join(self.swept) or "nothing: no key has two values"
-        self.out.print(f"sweep of {self.first.name}: {_count(len(self.points))} over {over}")
+        self.out.print(
+            f"sweep of {self.first.name}: {number_of(len(self.points), 'point')} over {over}"
+        )
         done: list[Done] = []
         stopped = False
         try:
@@ -139,7 +142,9 @@ class Sweep:
         there = sum(item["run"] is not None for item in told)
         bad = sum(item["problem"] is not None for item in told)
         left = len(told) - there - bad
-        self._say(f"{_count(len(told))}: {there} exist, {left} to run, {bad} cannot run")
+        self._say(
+            f"{number_of(len(told), 'point')}: {there} exist, {left} to run, {bad} cannot run"
+        )
         self._say(f"table    {self.folder / 'table.csv'}", style="dim")
         if self.first.json:
             print(json.dumps(strict(told), allow_nan=False))
@@ -215,7 +220,7 @@ class Sweep:
             "not run": sum(item.state in (INTERRUPTED, NOT_RUN) for item in done),
         }
         told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-        self.out.print(f"{_count(len(done))}: {told}")
+        self.out.print(f"{number_of(len(done), 'point')}: {told}")
         if stopped:
             self.out.print("interrupted: the same command runs what is left", style="bold yellow")
         self._say(f"table    {folder / 'table.csv'}", style="dim")
@@ -289,10 +294,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     return value
-
-
-def _count(points: int) -> str:
-    return f"{points} point{'' if points == 1 else 's'}"
 
 
 def _refusal(points: Sequence[Point]) -> HarnessError:

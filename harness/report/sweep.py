@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from harness.floor import CLEAN, FAULT
 from harness.plan import write_text
+from harness.plural import number_of
 from harness.report import heat, sweep_figures
 from harness.report.markup import cut, section, table, text
 from harness.report.wording import DASH, number
@@ -125,7 +126,7 @@ def _head(page: Page) -> str:
     return (
         '<header><p class="crumb"><b>crossrank</b> sweep / '
         f"<code>{text(page.name)}</code></p>"
-        f"<h1>{count} {'point' if count == 1 else 'points'} over {text(over)}: "
+        f"<h1>{number_of(count, 'point')} over {text(over)}: "
         f"{text(_tally(page))}</h1>"
         f'<p class="title">{text(page.title)}</p>'
         '<nav aria-label="On this page"><a href="#findings">Findings</a>'

@@ -201,7 +201,7 @@ def sweep(
         out.print(Text("; ".join([*legend, "all at the last step"]), style="dim"))
     undecided = [row["reason"] for row in findings if row["outcome"] == Outcome.UNKNOWN.value]
     for reason, count in Counter(undecided).most_common(3):
-        these = "1 finding" if count == 1 else f"{count} findings"
+        these = number_of(count, "finding")
         out.print(Text.assemble(("unknown  ", "bold yellow"), f"{these}: {reason}"))
 
 

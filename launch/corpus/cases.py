@@ -9,6 +9,7 @@ from pathlib import Path
 import scenarios
 from harness.errors import HarnessError, PrerequisiteError, UsageError, did_you_mean
 from harness.parameters import build, violations
+from harness.plural import number_of
 from harness.scenario import Scenario
 from launch import devices
 from launch.compose import compose, values
@@ -135,9 +136,9 @@ def _unfit(name: str, scenario: Scenario, gpus: int) -> tuple[str, str]:
         if wrong:
             return FAILED, "\n".join(wrong)
         if gpus < scenario.min_ranks:
-            return SKIPPED, f"needs at least {scenario.min_ranks} ranks"
+            return SKIPPED, f"needs at least {number_of(scenario.min_ranks, 'rank')}"
         if scenario.max_ranks is not None and gpus > scenario.max_ranks:
-            return SKIPPED, f"takes at most {scenario.max_ranks} ranks"
+            return SKIPPED, f"takes at most {number_of(scenario.max_ranks, 'rank')}"
         said = scenario.check(build(scenario.params, params), gpus)
         return (SKIPPED, "\n".join(said)) if said else ("", "")
     except HarnessError as error:
