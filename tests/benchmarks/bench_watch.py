@@ -108,11 +108,8 @@ def _ranks(share: float, out: Path, cases: list[str]) -> None:
 
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
-    steps = {
-        name: _measure(CASES[name], share, out.parent / name.replace(" ", "_"))
-        for name in cases
-        if name != "digest"
-    }
+    models = [name for name in cases if name != "digest"]
+    steps = {name: _measure(CASES[name], share, out.parent / name) for name in models}
     if dist.get_rank() == 0:
         digest = _digest(share) if "digest" in cases else None
         out.write_text(json.dumps({"steps": steps, "digest": digest}))
