@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from harness.watch.digests import hashing
 from tests.launching import CASES
 
 
@@ -16,3 +17,19 @@ def _cases() -> Iterator[None]:
         patch.setenv("CROSSRANK_SCENARIOS", str(CASES))
         patch.setenv("OMP_NUM_THREADS", "1")
         yield
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """Digests as they are where the package xxhash is not installed."""
+    monkeypatch.setattr(hashing, "xxh3", None)
+
+
+@pytest.fixture(params=["xxh3", "products"])
+def method(request):
+    """Digests made in each of the two ways."""
+    if request.param == "products":
+        request.getfixturevalue("products")
+    elif hashing.xxh3 is None:
+        pytest.skip("the package xxhash is not installed")
+    return request.param

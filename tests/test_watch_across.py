@@ -34,10 +34,10 @@ def store():
     del made
 
 
-def layout(names, cohort=""):
+def layout(names, cohort="", method=""):
     def entries(kind):
         return tuple(
-            Entry(name=name, kind=kind, shape=(2,), dtype="float32", cohort=cohort)
+            Entry(name=name, kind=kind, shape=(2,), dtype="float32", cohort=cohort, method=method)
             for name in names
         )
 
@@ -54,13 +54,15 @@ def layout(names, cohort=""):
 class Place:
     """The ranks of one folder, and their way to the others."""
 
-    def __init__(self, tmp_path, store, name, ranks, places, names=("a", "b"), cohorts=None):
+    def __init__(
+        self, tmp_path, store, name, ranks, places, names=("a", "b"), cohorts=None, method=""
+    ):
         root = tmp_path / name
         root.mkdir()
         self.folder, self.ranks, self.names = Folder(root), ranks, names
         self.writers = {rank: Exchange(self.folder, STREAM, ranks) for rank in ranks}
         for rank, writer in self.writers.items():
-            assert writer.declare(rank, layout(names, (cohorts or {}).get(rank, "")))
+            assert writer.declare(rank, layout(names, (cohorts or {}).get(rank, ""), method))
         exchange = Exchange(self.folder, STREAM, ranks)
         board = Board(store, "test")
         self.crossing = Crossing(board, exchange, STREAM, ranks, places, name, Progress())
@@ -131,6 +133,26 @@ def test_what_began_with_a_gradient_is_traced_to_it(two):
         update(two, step, gradients=bad, values={(2, "a"): 6} if step >= 2 else {})
     settle(two, index_of(4, PARAMETERS))
     assert {(p.crossing.found.step, p.crossing.found.phase) for p in two} == {(2, GRADIENTS)}
+
+
+def test_places_whose_digests_are_made_otherwise_are_not_compared_and_it_is_said(tmp_path, store):
+    both = [
+        Place(tmp_path, store, "x", (0,), ["x", "y"]),
+        Place(tmp_path, store, "y", (1,), ["x", "y"], method="xxh3"),
+    ]
+    other = {(1, name): 5 for name in ("a", "b")}
+    both[0].write(0, START)
+    both[1].write(0, START, other)
+    for step in range(5):
+        for place in both:
+            place.write(step, GRADIENTS, other)
+            place.write(step, PARAMETERS, other)
+            place.go(index_of(step, PARAMETERS))
+    settle(both, index_of(4, PARAMETERS))
+    for place in both:
+        progress = place.crossing.progress
+        assert (place.crossing.found, progress.apart, progress.over) == (None, True, True)
+        assert progress.verdicts == 1
 
 
 def test_gradients_that_differ_alone_are_no_difference(two):

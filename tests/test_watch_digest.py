@@ -6,15 +6,22 @@ import random
 
 import pytest
 import torch
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.watch.digests import plan
 from harness.watch.digests.digest import Digester
+from harness.watch.digests.drawn import random_bytes
 from harness.watch.digests.plan import BLOCK, FEW, LARGE, Plan
-from harness.watch.digests.product import MANY, ROW, SUMS, random_bytes
+from harness.watch.digests.product import MANY, ROW, SUMS
 
 SIZES = [1, 2, 3, 7, 64, 511, 513, LARGE // 4 - 1, LARGE // 4, LARGE // 4 + 3, LARGE + 5]
+
+
+@pytest.fixture(autouse=True)
+def _method(method):
+    """All of these tests hold for either way."""
 
 
 def of(*tensors):
@@ -164,10 +171,15 @@ def test_it_reuses_its_buffers_without_a_trace_of_what_was_there():
     assert digester(second) == b
 
 
-def test_the_digest_never_changes():
-    """Recorded runs are compared across versions of torch: computed here by its definition."""
+def test_the_digest_never_changes(method):
+    """Ranks may have different processors and versions of torch: here it is by its definition."""
     raw = b"".join(value.to_bytes(4, "little", signed=True) for value in range(-34_000, 34_000))
     digests = random_bytes("torch.int32 (68000,)", 8)
+    if method == "xxh3":
+        number = xxhash.xxh3_64_intdigest(raw, int.from_bytes(digests, "little"))
+        expected = signed(number.to_bytes(8, "little"), 8)
+        assert of(torch.arange(-34_000, 34_000, dtype=torch.int32)) == expected
+        return
     expected = signed(digests, 8)[0]
     columns = signed(random_bytes("bytes", ROW * SUMS), 1)
     blocks = signed(random_bytes("blocks", 64 * SUMS * 8), 8)
@@ -194,6 +206,41 @@ def signed(raw, size):
     return [
         int.from_bytes(raw[i : i + size], "little", signed=True) for i in range(0, len(raw), size)
     ]
+
+
+def test_memory_that_was_taken_away_is_not_read(method):
+    values = torch.randn(5000)
+    values.untyped_storage().resize_(0)
+    if method == "xxh3":
+        with pytest.raises(RuntimeError, match="no memory"):
+            of(values)
+
+
+class Boxed(torch.Tensor):
+    """A tensor without memory of its own: what it holds has to be asked for."""
+
+    @staticmethod
+    def __new__(cls, held):
+        return torch.Tensor._make_wrapper_subclass(cls, held.shape, dtype=held.dtype)
+
+    def __init__(self, held):
+        self.held = held
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        def opened(value):
+            if isinstance(value, list | tuple):
+                return type(value)(map(opened, value))
+            return value.held if isinstance(value, Boxed) else value
+
+        found = func(*opened(args), **(kwargs or {}))
+        return Boxed(found) if func is torch.ops.aten.detach.default else found
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (300, 5)])
+def test_a_subclass_is_asked_for_its_values(shape):
+    values = torch.randn(shape)
+    assert of(Boxed(values)) == of(values) != of(Boxed(values + 1))
 
 
 def test_modes_of_the_program_do_not_see_it():

@@ -13,6 +13,7 @@ from harness.watch.divergence import (
     differences,
     divergence,
     from_json,
+    not_alike,
     rank_local,
     to_json,
 )
@@ -37,6 +38,7 @@ def run(
     shape=(2,),
     zero=(),
     constant=(),
+    methods=None,
 ):
     """Digests of a healthy run, then what was asked for: {(step, name, rank): digest}."""
 
@@ -52,6 +54,7 @@ def run(
                 sampled=kind == "gradient" and name in sampled,
                 cohort=(cohorts or {}).get((name, rank), ""),
                 group=(groups or {}).get(rank, "") if name != "a" else "",
+                method=(methods or {}).get(rank, ""),
                 constant=name in (zero if kind == "gradient" else constant),
             )
             for name in NAMES
@@ -109,6 +112,27 @@ def test_what_the_update_was_made_from_comes_first():
     assert (found.step, found.phase) == (1, GRADIENTS)
     # Backward reaches the last layer first.
     assert [one.name for one in found.differences] == ["c", "b"]
+
+
+def test_digests_that_are_made_otherwise_are_not_compared():
+    apart = {(s, n, r): 9 for s in range(3) for n in NAMES for r in (2, 3)}
+    methods = {2: "xxh3", 3: "xxh3"}
+    how = {"ranks": 4, "start": apart}
+    assert not_alike(run(**how, methods=methods)(0)) == (2, 3)
+    assert not_alike(run(**how)(0)) == ()
+    assert first(run(**how, params=apart)).phase == START
+    how["grads"] = apart
+    assert first(run(**how, params=apart, methods=methods)) is None
+    found = first(run(**how, params=apart | {(1, "b", 3): 10}, methods=methods))
+    assert (found.step, found.phase) == (1, PARAMETERS)
+    assert [(one.name, one.groups) for one in found.differences] == [("b", ((2,), (3,)))]
+
+
+def test_what_a_rank_lacks_is_missed_however_its_digests_are_made():
+    entries = tuple(Entry(name=name, kind="parameter") for name in NAMES)
+    others = tuple(Entry(name=name, kind="parameter", method="xxh3") for name in NAMES[:2])
+    (one,) = differences({0: (entries, (1, 2, 3)), 1: (others, (4, 5))})
+    assert (one.name, one.groups, one.structural) == ("c", ((0,), (1,)), True)
 
 
 def test_gradients_that_the_optimizer_itself_reduces_are_no_fault():

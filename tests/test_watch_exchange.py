@@ -132,6 +132,7 @@ def test_no_more_than_a_few_are_owed(ranks):
     assert [one.waited for one in owed] == [True] * 2 + [False] * _BEHIND
 
 
+@pytest.mark.usefixtures("products")
 def test_a_device_that_is_not_waited_for_gives_the_same_digests(monkeypatch):
     tensors = [torch.randn(70_000), None, torch.randn(5), torch.zeros(0), torch.randn(1 << 19)]
     at_once = Digester()(tensors, sampled=True)
@@ -150,6 +151,14 @@ def test_a_device_that_is_not_waited_for_gives_the_same_digests(monkeypatch):
         assert later.take() == [3, 4, *at_once]
     assert digester(tensors, sampled=True) == at_once
     assert digester.later([], before=[5]) == [5]
+
+
+def test_what_is_in_the_memory_of_the_processor_is_there_at_once(method):
+    tensors = [torch.randn(70_000), None, torch.randn(5)]
+    digester = Digester()
+    coming = digester._coming(tensors, torch.device("cpu"))
+    assert coming.ready()
+    assert Pending([3], [(range(3), coming)]).take() == [3, *digester(tensors)]
 
 
 def test_parts_of_several_devices_find_their_places():

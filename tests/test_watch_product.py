@@ -129,6 +129,7 @@ def test_a_way_that_clips_rounds_or_is_not_there_is_not_taken(many):
     assert product._is_exact(product._by_float64, CPU, many)
 
 
+@pytest.mark.usefixtures("products")
 def test_a_processor_with_no_fast_way_gets_the_same_digests(monkeypatch):
     values = [torch.randn(5000), torch.randn(MANY * ROW // 4 + 100), None]
     fast = Digester()(values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from harness.causes import Strength, diagnose
 from harness.watch.answers.gathering import gather
 from harness.watch.divergence import from_json
 from harness.watch.meeting.folder import Folder
+from tests import watching
 from tests.watched import by_hand, classifier, wide
 from tests.watching import ROOT, environment, rank_files, torchrun
 
@@ -243,3 +245,56 @@ def test_two_lines_in_a_script_do_the_same_and_runs_of_one_parent_do_not_mix(tmp
         assert "cause: gradient_changed_on_one_rank" in answer
     (answer,) = [line for line in second if line.startswith("crossrank: ")]
     assert answer == "crossrank: no divergence: 4 replicated parameters, 4 updates, 3 ranks"
+
+
+WITHOUT = """
+import os, sys
+if os.environ.get("RANK") in os.environ["WITHOUT_XXHASH"].split(","):
+    sys.modules["xxhash"] = None  # as if it were not installed
+"""
+FLIPPED = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DDP(torch.nn.Linear(6, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+generator = torch.Generator().manual_seed(dist.get_rank())
+for step in range(5):
+    model(torch.randn(4, 6, generator=generator)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 2 and dist.get_rank() == int(sys.argv[1]):
+        with torch.no_grad():
+            model.module.weight[1, 2] += 1e-3
+dist.destroy_process_group()
+"""
+APART = (
+    "ranks 0 and 1: not compared with rank 2: some compute digests with the package xxhash and "
+    "some without it; pip install xxhash for all"
+)
+
+
+@pytest.mark.parametrize(
+    ("without", "odd", "code", "says"),
+    [
+        pytest.param("2", -1, 0, APART, id="one rank, nothing is wrong"),
+        pytest.param("2", 1, 20, "ranks 0 and 1 differ in parameter weight, 1 of 2", id="one rank"),
+        pytest.param("0,1,2", -1, 0, "no divergence: 2 replicated", id="all, nothing is wrong"),
+        pytest.param("0,1,2", 1, 20, "step 3: rank 1 differs from the others", id="all"),
+    ],
+)
+def test_ranks_that_lack_the_package_for_hashes(tmp_path, without, odd, code, says, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT)
+    (tmp_path / "train.py").write_text(FLIPPED)
+    monkeypatch.setenv("WITHOUT_XXHASH", without)
+    paths = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    monkeypatch.setattr(watching, "environment", lambda: environment() | paths)
+    ended = torchrun("-m", "harness.watch", tmp_path / "train.py", odd, ranks=RANKS)
+    # torchrun's own code is 1 if any is not 0.
+    assert ended.returncode == (1 if code else 0), ended.stderr
+    assert says in ended.stderr
+    assert ("not compared with" in ended.stderr) == (without == "2")

@@ -157,6 +157,7 @@ def test_a_changed_element_is_seen_in_its_part_only(part):
 SHAPES = [(64, 256), (256,), (300, 700), (700,), (1030, 300), (), (0, 4)]
 
 
+@pytest.mark.usefixtures("products")
 @pytest.mark.parametrize("part", [None, 0, 3])
 def test_gradients_that_wait_have_the_digests_that_they_had(part):
     gradients = [torch.randn(shape) for shape in SHAPES] + [None]
@@ -175,6 +176,7 @@ def test_gradients_that_wait_have_the_digests_that_they_had(part):
     assert alone.stage(gradients, parameters, part).finish(parameters)[0] != due
 
 
+@pytest.mark.usefixtures("products")
 def test_what_waits_in_turns_whole_and_in_parts_is_digested_as_it_is():
     gradients, parameters = ([torch.randn(shape) for shape in SHAPES] for _ in range(2))
     digester = Digester()
@@ -183,6 +185,7 @@ def test_what_waits_in_turns_whole_and_in_parts_is_digested_as_it_is():
         assert digester.stage(gradients, parameters, part).finish(parameters) == due
 
 
+@pytest.mark.usefixtures("products")
 def test_what_is_negated_while_others_wait_is_digested_as_what_it_means():
     gradients, values = [torch.ones(3)], torch.randn(FROM // 4 - 1)
     others = [torch.randn(FROM // 4 - 1) for _ in range(2)]
@@ -193,6 +196,12 @@ def test_what_is_negated_while_others_wait_is_digested_as_what_it_means():
         assert found[1] == Digester()([values, *others])
 
 
+@pytest.mark.usefixtures("products")
 def test_much_does_not_wait():
     many = [torch.randn(FROM // 4 - 1) for _ in range(6)]
     assert Digester().stage(many, many, None) is None
+
+
+def test_where_hashing_is_fast_nothing_waits(method):
+    few = [torch.randn(3)]
+    assert (Digester().stage(few, few, None) is None) is (method == "xxh3")

@@ -13,6 +13,9 @@ from harness.watch.schedule import earliest
 
 Seen = Mapping[int, tuple[tuple[Entry, ...], tuple[int, ...]]]
 """Rank -> entries and their digests, at one place."""
+NOT_ALIKE = (
+    "some compute digests with the package xxhash and some without it; pip install xxhash for all"
+)
 Look = Callable[[int], Seen]
 """Index -> what each rank wrote there, as far as it is still there."""
 
@@ -70,20 +73,22 @@ class Divergence:
 
 def differences(seen: Seen) -> list[Difference]:
     """Return what differs at one place, each thing among the ranks of its cohort only."""
-    held: dict[tuple[str, str, str], dict[int, tuple[Entry, int]]] = defaultdict(dict)
+    held: dict[tuple[str, str, str, str], dict[int, tuple[Entry, int]]] = defaultdict(dict)
     cohorts: dict[tuple[str, str], set[str]] = defaultdict(set)
+    methods: dict[tuple[str, str], set[str]] = defaultdict(set)
     for rank, (entries, digests) in sorted(seen.items()):
         for entry, digest in zip(entries, digests, strict=True):
-            held[entry.kind, entry.name, entry.cohort][rank] = (entry, digest)
+            held[entry.kind, entry.name, entry.cohort, entry.method][rank] = (entry, digest)
             cohorts[entry.kind, entry.name].add(entry.cohort)
+            methods[entry.kind, entry.name].add(entry.method)
     found = []
-    for (kind, name, _), copies in held.items():
+    for (kind, name, _, _), copies in held.items():
         groups: dict[object, list[int]] = defaultdict(list)
         for rank in sorted(seen):
             if rank in copies:
                 entry, digest = copies[rank]
                 groups[digest, entry.shape, entry.dtype].append(rank)
-            elif cohorts[kind, name] == {""}:
+            elif cohorts[kind, name] == {""} and len(methods[kind, name]) == 1:
                 groups[None].append(rank)
         if len(groups) > 1:
             entries_there = [entry for entry, _ in copies.values()]
@@ -98,6 +103,17 @@ def differences(seen: Seen) -> list[Difference]:
                 )
             )
     return found
+
+
+def not_alike(seen: Seen) -> tuple[int, ...]:
+    """Return the ranks whose digests of something are made otherwise than those of the first."""
+    rows = sorted(seen.items())
+    first = {(e.kind, e.name): e.method for _, (entries, _) in rows[:1] for e in entries}
+    return tuple(
+        rank
+        for rank, (entries, _) in rows
+        if any(first.get((e.kind, e.name), e.method) != e.method for e in entries)
+    )
 
 
 def divergence(look: Look, index: int) -> Divergence | None:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.watch.digests.digest import Digester
+from harness.watch.digests.digest import Digester, method_of
 from harness.watch.instruments.call_site import call_site
 from harness.watch.instruments.context import Context
 from harness.watch.instruments.forward import in_training
@@ -107,6 +107,7 @@ class Evaluated:
                 dtype=str(tensor.dtype).removeprefix("torch."),
                 cohort=self.group,
                 wrapped=self.what != "other",
+                method=method_of(local_part(tensor)),
             )
             for name, kind, tensor in named
         )

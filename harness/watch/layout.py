@@ -33,6 +33,8 @@ class Entry:
     """At most updates the digest is that of one of so many parts, another one each time."""
     constant: bool = False
     """All its elements are the same to begin with, so that parts and replicas look alike."""
+    method: str = ""
+    """How the digest is made, if there are several ways: only like ones can be compared."""
     values: bool = False
     """The digest is the bits of a float64, which can be shown."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from harness.watch.digests.digest import Digester, Staged
+from harness.watch.digests.digest import Digester, Staged, method_of
 from harness.watch.digests.pending import Pending
 from harness.watch.digests.sample import is_sampled, parts_of
 from harness.watch.instruments.parameters import Held
@@ -81,6 +81,7 @@ class Stream:
                         group=about.group,
                         constant=_is_constant(local_part(parameter)),
                         parts=0 if whole else parts_of(local_part(parameter)),
+                        method=method_of(local_part(parameter)),
                     )
                 )
         self._staged: Staged | None = None
@@ -120,6 +121,7 @@ class Stream:
                 group=entry.group,
                 sampled=not self._whole and is_sampled(local_part(parameter)),
                 constant=_is_zero(parameter.grad),
+                method=entry.method,
             )
             for entry, parameter in zip(self._entries, self._parameters, strict=True)
         )
@@ -213,6 +215,9 @@ class Stream:
                                 cohort=entry.cohort,
                                 wrapped=entry.wrapped,
                                 group=entry.group,
+                                method=method_of(local_part(value))
+                                if isinstance(value, torch.Tensor)
+                                else "",
                             ),
                             functools.partial(operator.getitem, state, key),
                         )
@@ -274,7 +279,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return tuple(map(_plain, value))
     # Reading a number from a device would make the program wait for it.
-    if isinstance(value, torch.Tensor) and value.numel() == 1 and value.device.type == "cpu":
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_cpu:
         return float(value)
     return type(value).__name__
 

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import Optimizer
 
 from harness.watch.digests.pending import Pending
-from harness.watch.divergence import Divergence, divergence
+from harness.watch.divergence import NOT_ALIKE, Divergence, Seen, divergence, not_alike
 from harness.watch.instruments import Instruments
 from harness.watch.layout import GRADIENTS, PARAMETERS, index_of
 from harness.watch.meeting.exchange import Exchange
 from harness.watch.meeting.presence import Presence
 from harness.watch.meeting.ring import KEPT
 from harness.watch.modules import Modules, parameters_of
+from harness.watch.naming import ranks
 from harness.watch.stream import AVERAGING, Stream
 
 if TYPE_CHECKING:
@@ -255,6 +256,14 @@ class Updates:
         for index in indices:
             # The last rank to come sees all others; the ones before it have nothing to wait for.
             if not self.decided and exchange.all_equal(index) is False:
+                if index == 0:
+                    self._note_methods(exchange.look(index))
                 found = divergence(exchange.look, index)
                 if found is not None:
                     self._on_found(found, observed.source)
+
+    def _note_methods(self, start: Seen) -> None:
+        apart = not_alike(start)
+        if apart:
+            others = ranks([rank for rank in start if rank not in apart])
+            self._presence.note(f"{others}: not compared with {ranks(apart)}: {NOT_ALIKE}")

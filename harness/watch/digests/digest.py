@@ -1,5 +1,8 @@
 """Digest of many tensors in one pass over their memory: keyed, position-dependent, exact.
 
+In the memory of the processor it is a hash (`hashing`), if the package for that is installed. What
+follows is the digest that needs nothing but torch, and that a GPU computes.
+
 The bytes of a tensor are rows of 2048, and each row is multiplied with a matrix of random weights
 (`product`): eight sums, exact integers, so no bit is lost to rounding. These sums are bytes again,
 64 times fewer, and rows again: they are multiplied once more. What is left is weighted with random
@@ -24,7 +27,9 @@ from dataclasses import dataclass
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from harness.watch.digests.pending import Coming, Pending
+from harness.watch.digests import hashing
+from harness.watch.digests.hashing import Hasher
+from harness.watch.digests.pending import Arrived, Coming, Pending
 from harness.watch.digests.plan import Plan
 from harness.watch.digests.sample import is_sampled, part_of, sample
 
@@ -54,12 +59,18 @@ class _Waiting:
     then_as_is: bool
 
 
+def method_of(tensor: torch.Tensor) -> str:
+    """Return how the digest of a tensor is made; only those that are made alike can be compared."""
+    return "" if hashing.xxh3 is None or tensor.device.type in _DEFERRED else "xxh3"
+
+
 class Digester:
     """Digests lists of tensors; keeps buffers for the lists it has seen."""
 
     def __init__(self) -> None:
         """Start with no buffers."""
         self._plans: dict[tuple[object, ...], Plan] = {}
+        self._hasher = Hasher()
         self._waiting: _Waiting | None = None
         """What was staged last."""
 
@@ -101,9 +112,9 @@ class Digester:
             return list(before)
         with torch.no_grad(), _no_modes():
             dense = _read(tensors, sampled=sampled, part=part)
+            if "cpu" not in _DEFERRED and all([t is None or t.is_cpu for t in dense]):
+                return [*before, *self._numbers(dense)]
             devices = list(dict.fromkeys([t.device for t in dense if t is not None])) or [_CPU]
-            if devices == [_CPU] and "cpu" not in _DEFERRED:
-                return [*before, *self._plan(dense, _CPU).numbers(dense)]
             if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
                 raise RuntimeError("the update is recorded as a CUDA graph")
             parts = []
@@ -111,8 +122,21 @@ class Digester:
                 here = (None, device) if device == devices[0] else (device,)
                 places = [i for i, t in enumerate(dense) if (t if t is None else t.device) in here]
                 there = [dense[place] for place in places]
-                parts.append((places, Coming(self._plan(there, device).digests(there))))
+                parts.append((places, self._coming(there, device)))
             return Pending(before, parts)
+
+    def _numbers(self, dense: Sequence[torch.Tensor | None]) -> list[int]:
+        """Return the digests of what is in the memory of the processor."""
+        if hashing.xxh3 is not None:
+            return self._hasher(dense)
+        return self._plan(dense, _CPU).numbers(dense)
+
+    def _coming(
+        self, dense: Sequence[torch.Tensor | None], device: torch.device
+    ) -> Coming | Arrived:
+        if device.type not in _DEFERRED:
+            return Arrived(self._numbers(dense))
+        return Coming(self._plan(dense, device).digests(dense))
 
     def stage(
         self,
@@ -122,13 +146,16 @@ class Digester:
     ) -> Staged | None:
         """Copy samples of what is read now, to be digested together with what is read later.
 
-        None where that would be much, or is not in the memory of the processor.
+        None where that would be much, is not in the memory of the processor, or has nothing for it:
+        hashing twice takes no longer than hashing once.
 
         Args:
             first: what may be another thing later.
             then: what will be given to `Staged.finish`.
             part: as in `later`, of the second ones.
         """
+        if hashing.xxh3 is not None:
+            return None
         with torch.no_grad(), _no_modes():
             key = (part is None, _forms(first), _forms(then))
             if self._waiting is None or self._waiting.key != key:
@@ -233,6 +260,7 @@ def _dense(tensor: torch.Tensor, *, sampled: bool) -> torch.Tensor:
         tensor = tensor.resolve_conj().resolve_neg()
     if sampled and is_sampled(tensor):
         tensor = sample(tensor)
-    if tensor.device.type not in ("cpu", *_DEFERRED):
+    # Its `device.type` is a string that is made anew, which takes as long as all the rest.
+    if not tensor.is_cpu and tensor.device.type not in _DEFERRED:
         tensor = tensor.cpu()
     return tensor

@@ -11,7 +11,7 @@ class Pending:
     """Digests that a GPU has not computed yet; whoever takes them waits for it."""
 
     def __init__(
-        self, before: Sequence[int], parts: Sequence[tuple[Sequence[int], Coming]]
+        self, before: Sequence[int], parts: Sequence[tuple[Sequence[int], Coming | Arrived]]
     ) -> None:
         """Take what comes before them, and the digests of each device with their places."""
         self._before = before
@@ -50,3 +50,19 @@ class Coming:
         self._arrived.synchronize()
         numbers: list[int] = self._here.tolist()
         return numbers
+
+
+class Arrived:
+    """Numbers that the processor has computed, beside those that a device still has to."""
+
+    def __init__(self, numbers: list[int]) -> None:
+        """Hold them."""
+        self._numbers = numbers
+
+    def ready(self) -> bool:
+        """Say that they are here."""
+        return True
+
+    def take(self) -> list[int]:
+        """Return them."""
+        return self._numbers

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from harness.watch.digests.product import ROW, SUMS, Product, product_for, random_bytes
+from harness.watch.digests.drawn import random_bytes, salt
+from harness.watch.digests.product import ROW, SUMS, Product, product_for
 
 LARGE = 1 << 17
 """Bytes from which a tensor is read in place; smaller ones are copied together first."""
@@ -100,7 +101,7 @@ class Plan:
             first += blocks[index] * BLOCK
         self._places = torch.tensor(places, dtype=torch.int64, device=device)
         self._owners = torch.tensor(owners, dtype=torch.int64, device=device)
-        salts = [_salt(tensor) for tensor in tensors]
+        salts = [salt(None) if t is None else salt(t.dtype, t.shape) for t in tensors]
         self._salts = torch.tensor(salts, dtype=torch.int64, device=device)
         weights = [_BLOCKS.first(count) for count in blocks]
         self._weights = torch.cat(weights).to(device)
@@ -159,7 +160,7 @@ class Plan:
 
     def _flat(self, tensor: torch.Tensor) -> torch.Tensor:
         # The products of GPUs want an address that 16 divides, and shards may have any.
-        aligned = tensor.device.type == "cpu" or tensor.data_ptr() % 16 == 0
+        aligned = tensor.is_cpu or tensor.data_ptr() % 16 == 0
         if aligned and tensor.is_contiguous():
             return tensor.view(-1)
         # Into the same memory every time: pages that were never touched cost more than the copy.
@@ -168,9 +169,3 @@ class Plan:
         ordered = self._ordered[: tensor.nbytes].view(tensor.dtype)
         ordered.view(tensor.shape).copy_(tensor)
         return ordered
-
-
-def _salt(tensor: torch.Tensor | None) -> int:
-    """Tell apart what has no bytes to tell apart: absent, empty, zeros of another shape."""
-    text = "absent" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)}"
-    return int.from_bytes(random_bytes(text, 8), "little", signed=True)

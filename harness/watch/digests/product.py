@@ -11,7 +11,6 @@ where float32 takes 0.4 ms).
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable
@@ -19,6 +18,8 @@ from functools import cache
 from typing import Any
 
 import torch
+
+from harness.watch.digests.drawn import random_bytes
 
 ROW = 2048
 """Bytes in a row; all ways of multiplying are slower with rows of half or twice the length."""
@@ -37,12 +38,6 @@ Product = Callable[[torch.Tensor, torch.Tensor], None]
 _Way = Callable[[torch.device], Product]
 _ABSENT = (RuntimeError, AttributeError, TypeError, ValueError)
 """What a way raises that does not exist here."""
-
-
-def random_bytes(name: str, count: int) -> bytes:
-    """Return bytes that depend on the name alone; a longer string starts with the shorter one."""
-    # Not torch's generator: its numbers may change between versions, digests must not.
-    return hashlib.shake_256(f"crossrank digest: {name}".encode()).digest(count)
 
 
 def product_for(device: torch.device, rows: int) -> Product:

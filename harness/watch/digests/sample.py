@@ -23,7 +23,7 @@ from functools import lru_cache
 
 import torch
 
-from harness.watch.digests.product import random_bytes
+from harness.watch.digests.drawn import random_bytes
 
 FROM = 1 << 19
 """Bytes from which a gradient is sampled, and a parameter read in parts."""

@@ -239,7 +239,7 @@ class Backward:
     def _may_read(self, gradient: _Gradient) -> bool:
         parameter = gradient.parameter()
         sparse = self._context.window.is_sparse(self._context.updates)
-        return parameter is not None and (parameter.device.type == "cpu" or sparse)
+        return parameter is not None and (parameter.is_cpu or sparse)
 
     def _after(self, *_: Any, **__: Any) -> None:
         updates = self._context.updates

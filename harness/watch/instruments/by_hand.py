@@ -101,7 +101,7 @@ class ByHand:
 
     def _gaps(self, tensor: torch.Tensor) -> None:
         """Note once that a view with gaps was reduced, where gloo does not heed its strides."""
-        if self._strided or tensor.is_contiguous() or tensor.device.type != "cpu":
+        if self._strided or tensor.is_contiguous() or not tensor.is_cpu:
             return
         if not torch.ops.aten.is_non_overlapping_and_dense(tensor):
             self._strided = True

@@ -99,7 +99,7 @@ class Clipping:
         )
 
     def _readable(self, tensor: torch.Tensor) -> bool:
-        return tensor.device.type == "cpu" or self._context.window.is_sparse(self._context.updates)
+        return tensor.is_cpu or self._context.window.is_sparse(self._context.updates)
 
     def _did_scale(self, _: Any, scaler: Any, *__: Any, **___: Any) -> None:
         self._scaler = scaler

@@ -37,7 +37,7 @@ class Losses:
         loss = loss_of(tensors)
         if loss is None:
             return
-        if loss.device.type != "cpu" and not sparse:
+        if not loss.is_cpu and not sparse:
             return
         window.add("loss_terms", terms(loss))
         if of_probabilities(loss):

@@ -146,7 +146,7 @@ def _broken_ties(root: nn.Module) -> Iterator[list[str]]:
     for name, table in tables:
         for other, layer in layers:
             alike = table is not layer and table.shape == layer.shape
-            if alike and type(table) is type(layer) is nn.Parameter and table.device.type == "cpu":
+            if alike and type(table) is type(layer) is nn.Parameter and table.is_cpu:
                 apart = table.data_ptr() != layer.data_ptr()
                 if not apart or not torch.equal(table, layer):
                     continue

@@ -68,6 +68,6 @@ class Reductions:
 
 def _numbers(tensor: Any) -> list[float] | None:
     small = type(tensor) is torch.Tensor and tensor.numel() <= MOST_NUMBERS
-    if not small or tensor.device.type != "cpu" or tensor.is_complex():
+    if not small or not tensor.is_cpu or tensor.is_complex():
         return None
     return [float(value) for value in tensor.detach().reshape(-1).tolist()]

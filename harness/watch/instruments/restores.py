@@ -37,5 +37,5 @@ class Restores:
         # Checkpointing and fork_rng restore a state again and again, from inside of torch.
         if sys._getframe(_BETWEEN).f_code.co_filename.startswith(_TORCH):
             return
-        if isinstance(state, torch.Tensor) and state.device.type == "cpu":
+        if isinstance(state, torch.Tensor) and state.is_cpu:
             self._context.journal.write("restored", state=digest_of(state), at=call_site())

@@ -67,7 +67,7 @@ class _Pass:
         for place in self.indices.places(indices):
             self.indices.put(indices[place])
         looked_at = self.pairs.places(indices)
-        if not looked_at or (rows := batch_of(batch, size)) is None or rows.device.type != "cpu":
+        if not looked_at or (rows := batch_of(batch, size)) is None or not rows.is_cpu:
             return
         for place, digest in zip(looked_at, row_digests(rows, looked_at), strict=True):
             self.pairs.put(indices[place], digest)

@@ -33,7 +33,7 @@ class Scaling:
         if not isinstance(scale, torch.Tensor):
             return
         sparse = self._context.window.is_sparse(self._context.updates)
-        if scale.device.type != "cpu" and not sparse:
+        if not scale.is_cpu and not sparse:
             return
         number = self._scalers.setdefault(scaler, len(self._scalers))
         value = float(scale)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from harness.watch.divergence import Divergence, to_json
+from harness.watch.divergence import NOT_ALIKE, Divergence, to_json
 from harness.watch.instruments.patches import Patches
 from harness.watch.layout import GRADIENTS, place_of
 from harness.watch.meeting.board import Board
@@ -214,7 +214,9 @@ class Bridge:
                     f"{self._sources[stream]}: {one.skipped} of {one.due} comparisons between "
                     "hosts were left out, as the store was too slow for them"
                 )
-            if one.over and not self._folder.found_across.exists():
+            if one.apart:
+                said.append(f"{self._sources[stream]}: not compared between hosts: {NOT_ALIKE}")
+            elif one.over and not self._folder.found_across.exists():
                 said.append(
                     f"{self._sources[stream]}: no longer compared between hosts, whose replicas "
                     "differ again and again in what is no fault"

@@ -16,7 +16,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from harness.watch.divergence import Divergence, Seen, divergence, from_json, rank_local, to_json
+from harness.watch.divergence import (
+    Divergence,
+    Seen,
+    divergence,
+    from_json,
+    not_alike,
+    rank_local,
+    to_json,
+)
 from harness.watch.layout import GRADIENTS, PARAMETERS, Entry, index_of, place_of, read_entries
 from harness.watch.meeting.board import Board
 from harness.watch.meeting.exchange import Exchange
@@ -40,6 +48,8 @@ class Progress:
     left_out: list[str] = field(default_factory=list)
     """Names of tensors that are no replicas."""
     over: bool = False
+    apart: bool = False
+    """Whether digests of the places are not made alike, so that they cannot be compared."""
     skipped: int = 0
     """Indices that came too late to be compared."""
 
@@ -105,7 +115,8 @@ class Crossing:
         now.left_out = sorted({*now.left_out, *verdict["local"]})
         if verdict["found"] is not None:
             self.found = from_json(verdict["found"])
-        now.over = self.found is not None or now.verdicts == _VERDICTS
+        now.apart = verdict["apart"]
+        now.over = now.apart or self.found is not None or now.verdicts == _VERDICTS
 
     def _judge(self, name: str, index: int) -> dict[str, Any]:
         parcels = [self._board.read_large(f"{name}/of/{place}") for place in self._places]
@@ -120,6 +131,7 @@ class Crossing:
         return {
             "found": None if found is None else to_json(found),
             "local": sorted(rank_local(look)),
+            "apart": bool(not_alike(look(0))),
         }
 
     def _compare(self, index: int, seen: Seen) -> None:
