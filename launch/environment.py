@@ -15,7 +15,7 @@ import harness
 from launch.devices import Place
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "pandas", "pyarrow", "wandb")
+PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "pandas", "pyarrow", "wandb", "xxhash")
 VARIABLES = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_DEBUG")
 
 

@@ -790,6 +790,27 @@ def test_the_state_of_a_model_of_another_group_explains_nothing():
     assert only(evidence(events, after), "out_of_band_write")
 
 
+def test_state_that_one_rank_has_written_explains_weights_that_part_with_the_next_update():
+    def events(rank, number=4, name="body.weight", writers=(1,), **more):
+        wrote = {"state_written": [name], "states_written": 1} | more if rank in writers else {}
+        return [*SYNCHRONISED, passes(number=number, **wrote)]
+
+    after = parted("parameters", "parameter", ("body.weight",), ONE_ODD, step=4)
+    given = evidence(events, after)
+    assert proven(given) == {"optimizer_state_differs"}
+    (first, *_) = diagnose(given)
+    assert (first.ranks, first.tensor) == ((1,), "body.weight")
+    assert "between updates 3 and 4" in first.because[0]
+    # Of another update or tensor, by all ranks, or weights at the same time: another matter.
+    for other in (
+        lambda rank: events(rank, 3),
+        lambda rank: events(rank, name="head.weight"),
+        lambda rank: events(rank, writers=(0, 1, 2)),
+        lambda rank: events(rank, written=["body.weight"], parameters_written=1),
+    ):
+        assert only(evidence(other, after), "out_of_band_write")
+
+
 def test_a_write_between_updates_on_one_rank_is_proven_by_its_version():
     def events(rank):
         wrote = {"written": ["body.weight"], "parameters_written": 1} if rank == 1 else {}

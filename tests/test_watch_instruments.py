@@ -1038,3 +1038,81 @@ def test_training_is_the_same_with_and_without(tmp_path):
         return losses, [t.tolist() for t in net.state_dict().values()], torch.rand(2).tolist()
 
     assert result(observe=True) == result(observe=False)
+
+
+# Who writes to the state of an optimizer.
+
+
+def written_state(observed, between):
+    """Return the names of parameters whose state was written, by update."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    optimizer = torch.optim.Adam(net.parameters())
+    held = [Held(name, parameter, replicated=True) for name, parameter in net.named_parameters()]
+    parameters = Parameters(observed.context, dict)
+    found = []
+    for update in range(4):
+        net(torch.randn(5, 3)).sum().backward()
+        if update == 0:
+            parameters.described(0, optimizer, update, held)
+        parameters.before_update(0, optimizer, update, parameters.alive(0))
+        optimizer.step()
+        parameters.after_update(0, optimizer, update)
+        found.append((observed.context.window.take(0, update) or {}).get("state_written", []))
+        optimizer = between(update, net, optimizer) or optimizer
+    return found
+
+
+def nothing(update, net, optimizer):
+    optimizer.zero_grad()
+    optimizer.state[net[0].bias].get("exp_avg").clone()
+
+
+def scaled(update, net, optimizer):
+    if update == 1:
+        optimizer.state[net[1].bias]["exp_avg"].mul_(0.5)
+
+
+def cleared(update, net, optimizer):
+    if update == 1:
+        optimizer.state.clear()
+
+
+def loaded(update, net, optimizer):
+    if update == 1:
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+
+def of_one_replaced(update, net, optimizer):
+    if update == 1:
+        state = optimizer.state[net[0].weight]
+        state["exp_avg_sq"] = state["exp_avg_sq"].clone()
+
+
+ALL_FOUR = ["0.weight", "0.bias", "1.weight", "1.bias"]
+
+
+@pytest.mark.parametrize(
+    ("between", "names"),
+    [
+        (nothing, []),
+        (scaled, ["1.bias"]),
+        (cleared, ALL_FOUR),
+        (loaded, ALL_FOUR),
+        (of_one_replaced, ["0.weight"]),
+    ],
+)
+def test_state_that_somebody_else_writes_is_noticed(observed, between, names):
+    assert written_state(observed, between) == [[], [], names, []]
+
+
+def test_state_that_does_not_count_its_writes_is_left_alone(observed):
+    net = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(net.parameters(), momentum=0.9)
+    held = [Held("weight", net.weight, replicated=True)]
+    parameters = Parameters(observed.context, dict)
+    parameters.described(0, optimizer, 0, held)
+    with torch.inference_mode():
+        optimizer.state[net.weight]["momentum_buffer"] = torch.zeros(2, 3)
+    parameters.after_update(0, optimizer, 0)
+    parameters.before_update(0, optimizer, 1, parameters.alive(0))
+    assert "state_written" not in (observed.context.window.take(0, 1) or {})

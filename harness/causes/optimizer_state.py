@@ -88,11 +88,12 @@ def hyperparameters_differ(evidence: Evidence) -> Diagnosis | None:
 
 @cause(
     family="optimizer state",
-    sees="After a resume the ranks part, although weights and gradients are equal.",
-    why="The state of an optimizer, such as Adam's moments and step, is never sent around. Loaded "
-    "on one rank only, it makes that rank's updates other ones.",
+    sees="After a resume, or after a reset of the moments, the ranks part, although weights and "
+    "gradients are equal.",
+    why="The state of an optimizer, such as Adam's moments and step, is never sent around. Loaded, "
+    "reset or edited on one rank only, it makes that rank's updates other ones.",
     confirm="Print sorted(optimizer.state_dict()['state']) on every rank after loading.",
-    change="load the optimizer's state on every rank",
+    change="load, reset or edit the optimizer's state on every rank",
     fix="""
 state = torch.load(path, map_location="cpu")   # not only on rank 0
 optimizer.load_state_dict(state["optimizer"])
@@ -121,13 +122,41 @@ def optimizer_state_differs(evidence: Evidence) -> Diagnosis | None:
     of = {rank for group in first.groups for rank in group}
     unequal = state_differs_before(evidence, evidence.optimizer, found.step, of)
     if unequal is None:
-        return None
+        return _state_written(evidence, found)
     update, key, names = unequal
     if not {one.name for one in found.differences} <= set(names):
         return None
     return Diagnosis(
         strength=Strength.PROVEN,
         because=(f"after update {update}, {key} of {listed(names)} was not the same on all ranks",),
+    )
+
+
+def _state_written(evidence: Evidence, found: Divergence) -> Diagnosis | None:
+    """Recognise state that somebody wrote on some ranks just before the weights parted."""
+    names = {one.name for one in found.differences}
+    wrote: dict[int, tuple[int, list[str]]] = {}
+    for rank in found.ranks:
+        for window in evidence.updates(rank, evidence.optimizer):
+            if window["update"] not in found.steps:
+                continue
+            if names.intersection(window.get("written", ())):
+                # Weights were written as well, which is reason enough.
+                return None
+            of = [name for name in window.get("state_written", ()) if name in names]
+            if of:
+                wrote[rank] = window["update"], of
+    if not wrote or len(wrote) == len(found.ranks):
+        return None
+    update, of = next(iter(wrote.values()))
+    return Diagnosis(
+        strength=Strength.PROVEN,
+        because=(
+            f"the optimizer's state of {listed(of)} was written or lost between updates "
+            f"{update - 1} and {update}, not by an update; gradients and settings were equal",
+        ),
+        ranks=tuple(wrote),
+        tensor=of[0],
     )
 
 

@@ -72,7 +72,7 @@ class Instruments:
         """Note which parameters an optimizer holds from this update on."""
         safely = self._context.safely
         safely("parameters", self._parameters.described)(number, optimizer, update, held)
-        self._look(number, update)
+        self._look(number, optimizer, update)
 
     @property
     def sees_averages(self) -> bool:
@@ -91,12 +91,12 @@ class Instruments:
         self._bookkeeping.before_update(number, optimizer, update)
         self._backward_before(number, optimizer)
         self._describe_wrappers()
-        self._look(number, update)
+        self._look(number, optimizer, update)
 
-    def _look(self, number: int, update: int) -> None:
+    def _look(self, number: int, optimizer: torch.optim.Optimizer, update: int) -> None:
         held = self._parameters.alive(number)
         if held:
-            self._parameters_before(number, update, held)
+            self._parameters_before(number, optimizer, update, held)
             self._reduced_by_hand(number, update, held)
 
     def after_update(self, number: int, optimizer: torch.optim.Optimizer, update: int) -> None:

@@ -36,6 +36,10 @@ class Held:
         self.replicated = replicated
 
 
+_State = dict[Any, tuple[int, int]] | None
+"""Key -> which tensor it is, and how often it has been written to."""
+
+
 class _Optimizer:
     """What was seen of the parameters of one optimizer."""
 
@@ -50,6 +54,8 @@ class _Optimizer:
         """Numbers of the wrappers that its parameters are below."""
         self.flags: list[tuple[bool, bool]] = []
         self.versions: list[int] = []
+        self.states: list[_State] = []
+        """Of each parameter, as the last update has left it; empty where that cannot be told."""
 
     def alive(self) -> list[tuple[str, torch.Tensor]]:
         return [(one.name, p) for one in self.held if (p := one.parameter()) is not None]
@@ -115,9 +121,13 @@ class Parameters:
         return frozenset() if known is None else known.modules
 
     def before_update(
-        self, number: int, update: int, alive: list[tuple[str, torch.Tensor]]
+        self,
+        number: int,
+        optimizer: torch.optim.Optimizer,
+        update: int,
+        alive: list[tuple[str, torch.Tensor]],
     ) -> None:
-        """Note parameters without a gradient, and those written since the last update."""
+        """Note parameters without a gradient, and what was written since the last update."""
         known = self._optimizers.get(number)
         if known is None:
             return
@@ -142,14 +152,27 @@ class Parameters:
             for name in [name for (name, _), now, before in pairs if now != before]:
                 self._context.window.count("parameters_written")
                 self._context.window.add("written", name)
+        if known.states:
+            self._note_states(known, _states(optimizer, [p for _, p in alive]), alive)
+
+    def _note_states(
+        self, known: _Optimizer, states: list[_State], alive: list[tuple[str, torch.Tensor]]
+    ) -> None:
+        if states == known.states or len(states) != len(known.states):
+            return
+        for (name, _), now, before in zip(alive, states, known.states, strict=True):
+            if now != before:
+                self._context.window.count("states_written")
+                self._context.window.add("state_written", name)
 
     def after_update(self, number: int, optimizer: torch.optim.Optimizer, update: int) -> None:
         """Remember the parameters as the update has left them; now and then, the state too."""
         known = self._optimizers.get(number)
         if known is None:
             return
-        held = (one.parameter() for one in known.held)
-        known.versions = [p._version for p in held if p is not None]
+        held = [p for one in known.held if (p := one.parameter()) is not None]
+        known.versions = [p._version for p in held]
+        known.states = _states(optimizer, held)
         if self._context.window.is_sparse(update):
             self._write_state(number, optimizer, update, known)
 
@@ -174,3 +197,22 @@ class Parameters:
             for key, held in tensors.items()
         }
         self._context.journal.write("state", optimizer=number, update=update, digests=digests)
+
+
+def _states(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) -> list[_State]:
+    """Return which tensors an optimizer keeps for each parameter, and how often they were written.
+
+    That needs no look at their values, so no GPU is waited for.
+    """
+    state = optimizer.state
+    try:
+        return [
+            {k: (id(v), v._version) for k, v in of.items() if isinstance(v, torch.Tensor)}
+            # It is a defaultdict: indexing would create what is not there.
+            if (of := state.get(parameter)) is not None
+            else None
+            for parameter in parameters
+        ]
+    except RuntimeError:
+        # Tensors that were made in inference mode do not count.
+        return []
