@@ -734,6 +734,73 @@ def test_weights_that_part_between_wrapping_and_the_first_call_after_a_load():
     assert "weights_not_resynced_on_load" not in found(evidence(never_sent))
 
 
+def draws(before=5, after=6, generator="python", **more):
+    state = {"torch": 1, "python": 2, "numpy": 3}
+    return {
+        "kind": "draws",
+        "step": 0,
+        "number": 1,
+        "workers": 2,
+        "worker": 0,
+        "class": "Images",
+        "at": "train.py:7",
+        "indices": [0, 3],
+        "before": state | {generator: before},
+        "after": state | {generator: after},
+    } | more
+
+
+def test_samples_that_are_augmented_alike_on_all_ranks():
+    def events(rank, **more):
+        return [*SYNCHRONISED, draws(indices=[rank, rank + 3], **more)]
+
+    given = evidence(events)
+    assert proven(given) == {"rng_not_decorrelated"}
+    (first, *_) = diagnose(given)
+    assert first.where == "train.py:7"
+    assert "by the workers of the loader, Images drew the same numbers" in first.because[0]
+    assert "from Python's, the one time" in first.because[0]
+    both = evidence(lambda r: [*events(r), *events(r, generator="torch", number=2, worker=None)])
+    (first, *_) = diagnose(both)
+    assert "from torch's generator and Python's, each of the 2 times" in first.because[0]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param(lambda rank: {"before": rank}, id="from states of their own"),
+        pytest.param(lambda rank: {"after": 7 + rank}, id="seeded by sample"),
+        pytest.param(lambda rank: {"after": 5}, id="nothing is drawn"),
+        pytest.param(lambda rank: {"after": 5 + (rank == 1)}, id="drawn by one rank"),
+        pytest.param(lambda rank: {"indices": [0, 3]}, id="the same samples on all"),
+        pytest.param(lambda rank: {"number": rank}, id="of other passes"),
+    ],
+)
+def test_samples_that_are_not_augmented_alike_or_may_be(more):
+    def events(rank):
+        return [*SYNCHRONISED, draws(**{"indices": [rank]} | more(rank))]
+
+    assert not proven(evidence(events))
+
+
+def test_a_generator_that_came_into_being_with_the_first_draw_says_nothing():
+    def events(rank):
+        one = draws(indices=[rank])
+        del one["before"]["numpy"]
+        return [*SYNCHRONISED, one]
+
+    (first, *_) = diagnose(evidence(events))
+    assert "NumPy" not in first.because[0]
+
+
+def test_samples_that_are_augmented_alike_in_one_pass_only_are_none():
+    def events(rank):
+        second = draws(number=2, indices=[rank], before=rank, after=10 + rank)
+        return [*SYNCHRONISED, draws(indices=[rank]), second]
+
+    assert not proven(evidence(events))
+
+
 # What an update is made from besides gradients.
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import random
+import subprocess
+import sys
 
+import numpy.random
 import pytest
 import torch
 import torch.distributed as dist
@@ -20,6 +24,7 @@ from harness.watch.instruments.backward import Backward
 from harness.watch.instruments.bookkeeping import Bookkeeping
 from harness.watch.instruments.by_hand import ByHand
 from harness.watch.instruments.context import Context
+from harness.watch.instruments.draws import PASSES
 from harness.watch.instruments.forward_hooks import before_forward
 from harness.watch.instruments.loads import Loads
 from harness.watch.instruments.loss_terms import terms
@@ -32,6 +37,7 @@ from harness.watch.modules import Modules
 from harness.watch.stream import Stream as OptimizerStream
 from harness.watch.updates import MOST as MOST_OPTIMIZERS
 from harness.watch.watcher import Watcher
+from tests.watching import ROOT
 
 
 class Observed:
@@ -73,6 +79,12 @@ class Observed:
     def events(self, kind):
         assert self.notes == []
         return [event for event in read_journal(self._path) if event["kind"] == kind]
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    """A net whose units are all dead has no gradients to tell apart."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture
@@ -1038,6 +1050,110 @@ def test_training_is_the_same_with_and_without(tmp_path):
         return losses, [t.tolist() for t in net.state_dict().values()], torch.rand(2).tolist()
 
     assert result(observe=True) == result(observe=False)
+
+
+# Random numbers drawn while samples are read.
+
+
+class Drawing(torch.utils.data.Dataset):
+    """Draws in one of several ways, none of them by the index."""
+
+    def __init__(self, way):
+        self.way = way
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        if self.way in ("torch", "all"):
+            torch.rand(())
+        if self.way in ("python", "all"):
+            random.random()
+        if self.way in ("numpy", "all"):
+            numpy.random.rand()
+        if self.way == "own":
+            torch.rand((), generator=torch.Generator().manual_seed(index))
+        if self.way == "fails" and index == 3:
+            raise ValueError(index)
+        return index
+
+
+def collate_that_draws(samples):
+    torch.rand(3)
+    return samples
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("way", ["torch", "python", "numpy", "all", "own", "none"])
+def test_draws_are_those_of_the_samples_of_the_first_batch(observed, workers, way):
+    loader = DataLoader(Drawing(way), 3, collate_fn=collate_that_draws, num_workers=workers)
+    torch.manual_seed(0)
+    random.seed(0)
+    for _ in range(2):
+        assert list(itertools.chain(*loader)) == list(range(12))
+    events = observed.events("draws")
+    # Workers come by when they do.
+    places = sorted((e["number"], -1 if e["worker"] is None else e["worker"]) for e in events)
+    assert places == [(n, w) for n in (1, 2) for w in ([-1] if workers == 0 else [0, 1])]
+    moved = {"all": {"torch", "python", "numpy"}, "own": set(), "none": set()}.get(way, {way})
+    for event in events:
+        assert event["class"] == "Drawing"
+        assert event["workers"] == workers
+        first = 3 * (event["worker"] or 0)
+        assert event["indices"] == list(range(first, first + 3))
+        before, after = event["before"], event["after"]
+        assert {name for name in before if before[name] != after[name]} == moved
+
+
+def test_draws_end_where_they_would_without_a_look(observed):
+    def numbers():
+        torch.manual_seed(0)
+        random.seed(0)
+        numpy.random.seed(0)
+        list(DataLoader(Drawing("all"), 3, collate_fn=collate_that_draws))
+        return torch.rand(1).item(), random.random(), numpy.random.rand()
+
+    watched = numbers()
+    assert observed.events("draws")
+    observed.close()
+    assert numbers() == watched
+
+
+@pytest.mark.parametrize("kind", ["evaluation", "stream", "later"])
+def test_draws_that_are_none_of_training_or_have_no_indices_are_not_looked_at(observed, kind):
+    class Stream(IterableDataset):
+        def __iter__(self):
+            yield torch.rand(())
+
+    if kind == "later":
+        for _ in range(PASSES):
+            list(DataLoader(Drawing("torch"), 6))
+    with torch.set_grad_enabled(kind != "evaluation"):
+        list(DataLoader(Stream() if kind == "stream" else Drawing("torch"), 6))
+    assert len(observed.events("draws")) == (PASSES if kind == "later" else 0)
+
+
+def test_a_sample_that_cannot_be_read_fails_as_it_would_and_is_no_look(observed):
+    loader = DataLoader(Drawing("fails"), 4)
+    with pytest.raises(ValueError, match="3"):
+        list(loader)
+    assert observed.events("draws") == []
+    assert list(itertools.chain(*DataLoader(Drawing("torch"), 4))) == list(range(12))
+    (event,) = observed.events("draws")
+    assert event["number"] == 2
+
+
+def test_the_state_of_pythons_generator_is_the_same_number_in_every_process():
+    script = (
+        "import random; random.seed(3)\n"
+        "from harness.watch.instruments.random_state import random_state\n"
+        "print(random_state()['python'])"
+    )
+    command = [sys.executable, "-c", script]
+    random.seed(3)
+    for _ in range(2):
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        assert int(ended.stdout) == random_state()["python"]
 
 
 # Who writes to the state of an optimizer.

@@ -8,6 +8,8 @@ from harness.watch.evidence import Evidence
 
 _DEVICES = ("torch", "cuda")
 """The generators that layers draw from."""
+_OF_SAMPLES = {"torch": "torch's generator", "python": "Python's", "numpy": "NumPy's"}
+"""Those that a data set draws from, on the processor."""
 
 
 def _same_masks(evidence: Evidence, *, layers: bool = True) -> list[Side]:
@@ -69,9 +71,47 @@ def rng_not_decorrelated(evidence: Evidence) -> Diagnosis | None:
     looks = _same_masks(evidence)
     if _restored_everywhere(evidence) is not None:
         return None
-    if not looks:
-        return _same_noise(evidence)
-    return Diagnosis(strength=Strength.PROVEN, because=(_drawing(looks),), explains=False)
+    if looks:
+        return Diagnosis(strength=Strength.PROVEN, because=(_drawing(looks),), explains=False)
+    return _same_augmentation(evidence) or _same_noise(evidence)
+
+
+def _same_augmentation(evidence: Evidence) -> Diagnosis | None:
+    """Recognise samples that are read with the same random numbers on all ranks."""
+    looks = side_by_side(evidence, "draws", "number", "worker", "class")
+    alike: list[Side] = []
+    drawn: set[str] = set()
+    for side in looks:
+        events = list(side.values())
+        names = [
+            name
+            for name in _OF_SAMPLES
+            # NumPy's may have been imported for the first draw of all.
+            if all(name in e["before"] and e["before"][name] != e["after"][name] for e in events)
+        ]
+        # As many draws from the same state end in the same one; seeding by sample does not.
+        if not all(
+            same(e[when][name] for e in events) for name in names for when in ("before", "after")
+        ):
+            return None
+        if names and not same(e["indices"] for e in events):
+            alike.append(side)
+            drawn.update(names)
+    if not alike:
+        return None
+    first = alike[0][evidence.ranks[0]]
+    kinds = " and ".join(_OF_SAMPLES[name] for name in _OF_SAMPLES if name in drawn)
+    times = "the one time" if len(alike) == 1 else f"each of the {len(alike)} times"
+    by = "" if first["worker"] is None else ", by the workers of the loader"
+    return Diagnosis(
+        strength=Strength.PROVEN,
+        because=(
+            f"reading other samples on each rank{by}, {first['class']} drew the same numbers on "
+            f"all of them from {kinds}, {times} that this was looked at",
+        ),
+        where=first["at"],
+        explains=False,
+    )
 
 
 def _same_noise(evidence: Evidence) -> Diagnosis | None:

@@ -9,6 +9,7 @@ from harness.watch.instruments.checkpoints import Checkpoints
 from harness.watch.instruments.clipping import Clipping
 from harness.watch.instruments.context import Context, Instrument
 from harness.watch.instruments.copies import Copies
+from harness.watch.instruments.draws import Draws
 from harness.watch.instruments.frozen import Frozen
 from harness.watch.instruments.inputs import Inputs
 from harness.watch.instruments.losses import Losses
@@ -44,6 +45,7 @@ class Bookkeeping:
             self._ownership,
             self._copies,
             self._checkpoints,
+            Draws(context),
             Losses(context, self._clipping),
             Reductions(context),
             Restores(context),

@@ -12,7 +12,7 @@ import torch
 
 def random_state() -> dict[str, int]:
     """Return 32 bits for each generator that the program may use without saying so."""
-    found = {"torch": digest_of(torch.get_rng_state()), "python": hash(random.getstate())}
+    found = {"torch": digest_of(torch.get_rng_state()), "python": _of_python()}
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
         _, keys, place, *_ = numpy.get_state()
@@ -21,6 +21,12 @@ def random_state() -> dict[str, int]:
         # Seed and offset, which are kept on the host.
         found["cuda"] = digest_of(torch.cuda.get_rng_state())
     return found
+
+
+def _of_python() -> int:
+    version, numbers, gauss = random.getstate()
+    # Of numbers, so the same in every process; before Python 3.12 None hashes to a place in memory.
+    return hash((version, numbers, gauss is None, gauss or 0.0))
 
 
 def digest_of(state: torch.Tensor) -> int:
