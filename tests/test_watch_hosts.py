@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from harness.watch.meeting.folder import Folder
@@ -103,3 +105,12 @@ def test_all_ranks_of_a_folder_read_the_word_that_one_has_written(tmp_path):
 def test_a_word_that_is_about_to_be_written_is_not_there_yet(tmp_path):
     Folder(tmp_path).claim("place")
     assert word_of(Folder(tmp_path)) is None
+
+
+def test_a_claim_is_given_once_and_not_at_all_where_the_folder_is_gone(tmp_path):
+    root = tmp_path / "met"
+    root.mkdir()
+    assert [Folder(root).claim("answered") for _ in range(3)] == [True, False, False]
+    shutil.rmtree(root)
+    assert Folder(root).claim("said") is False
+    assert not root.exists()

@@ -109,7 +109,8 @@ def answer(
     if elsewhere is not None:
         if not elsewhere.hand_over(failed=script_code != 0):
             folder.claim("said")
-            if _is_temporary(folder) and not folder.found_across.exists():
+            # Ranks of this place that have not ended have still to write there.
+            if not missing and _is_temporary(folder) and not folder.found_across.exists():
                 shutil.rmtree(folder.root, ignore_errors=True)
             return None
         ends = {rank: folder.read(folder.end(rank)) for rank in watcher.peers}

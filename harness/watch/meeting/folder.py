@@ -85,8 +85,11 @@ class Folder:
         return self.root / "across.finding.json"
 
     def claim(self, what: str) -> bool:
-        """Return True for the first rank that asks, and False for all others."""
-        with contextlib.suppress(FileExistsError):
+        """Return True for the first rank that asks, and False for all others.
+
+        False as well where the folder is gone: whoever has removed it was the first.
+        """
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
             os.close(os.open(self.root / f"{what}.claimed", os.O_CREAT | os.O_EXCL))
             return True
         return False
