@@ -11,13 +11,16 @@ import torch.distributed as dist
 
 from harness.watch.divergence import divergence
 from harness.watch.layout import GRADIENTS, PARAMETERS, START, Entry, Layout, index_of
+from harness.watch.meeting import alarms
 from harness.watch.meeting import bridge as bridges
+from harness.watch.meeting.alarms import Alarms
 from harness.watch.meeting.board import Board
 from harness.watch.meeting.bridge import Bridge
 from harness.watch.meeting.bundle import bundle, lay_out
 from harness.watch.meeting.crossing import KEYS, Crossing, Progress
 from harness.watch.meeting.exchange import Exchange
 from harness.watch.meeting.folder import Folder
+from harness.watch.meeting.places import Places
 
 STREAM = "optimizer0"
 PATIENCE = timedelta(seconds=5)
@@ -224,6 +227,146 @@ def test_what_places_send_at_the_end_lies_beside_what_was_written_here(two):
     found = divergence(look, index_of(3, PARAMETERS))
     assert (found.ranks, found.differences[0].odd) == ((0, 1, 2), (2,))
     assert here.folder.read(here.folder.end(2)) == {"code": 0}
+
+
+class Hung:
+    """A place of which some ranks wait; what they write is made up."""
+
+    def __init__(self, tmp_path, store, name, places):
+        root = tmp_path / name
+        root.mkdir()
+        self.folder, self.ranks = Folder(root), places.ranks[name]
+        self.board = Board(store, "alarms")
+        self.carriers = {r: Alarms(self.folder, places, r, name) for r in self.ranks}
+        for rank in self.ranks:
+            self.folder.write(self.folder.start(rank), {"pid": 1, "began": None, "host": name})
+
+    def tell(self, rank, **stall):
+        self.folder.write(self.folder.stall(rank), {"waiting": True, **stall})
+
+    def go(self):
+        due = [carrier for carrier in self.carriers.values() if carrier.is_due()]
+        assert len(due) == 1
+        due[0].carry(self.board)
+
+    def stalls(self):
+        return {r: s for r in range(3) if (s := self.folder.read(self.folder.stall(r))) is not None}
+
+
+@pytest.fixture
+def hung(tmp_path, store):
+    places = Places({"x": (0, 1), "y": (2,)}, {0: "n0", 1: "n0", 2: "n1"})
+    return [Hung(tmp_path, store, name, places) for name in places.ranks]
+
+
+def go(places, times=2):
+    for place in places * times:
+        place.go()
+
+
+def test_where_nobody_waits_there_is_no_alarm_anywhere(hung, store):
+    keys = store.num_keys()
+    go(hung)
+    assert not any(place.folder.alarm.exists() for place in hung)
+    assert store.num_keys() == keys
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_an_alarm_reaches_the_other_place_and_what_the_ranks_do_reaches_both(hung, first):
+    raising, other = hung[first], hung[1 - first]
+    raising.folder.claim("alarm")
+    go(hung)
+    assert other.folder.alarm.exists()
+    for place in hung:
+        for rank in place.ranks:
+            place.tell(rank, idle=float(rank))
+    go(hung)
+    for place in hung:
+        assert {r: s["idle"] for r, s in place.stalls().items()} == {0: 0.0, 1: 1.0, 2: 2.0}
+        assert [place.folder.start(rank).exists() for rank in range(3)] == [True] * 3
+    # What is written later replaces it.
+    other.tell(other.ranks[0], idle=9.0)
+    go(hung)
+    assert raising.stalls()[other.ranks[0]]["idle"] == 9.0
+
+
+def test_an_alarm_that_is_withdrawn_is_over_at_both_places_and_may_come_again(hung):
+    here, there = hung
+    for idle in (1.0, 2.0):
+        here.folder.claim("alarm")
+        go(hung)
+        here.tell(0, idle=idle)
+        there.tell(2, idle=idle)
+        go(hung)
+        assert there.stalls()[0]["idle"] == here.stalls()[2]["idle"] == idle
+        here.folder.alarm.unlink()
+        go(hung)
+        assert not any(place.folder.alarm.exists() for place in hung)
+        for place, rank in ((here, 0), (there, 2)):
+            place.folder.stall(rank).unlink()
+    # A rank that goes on while others wait takes back what it has said.
+    here.folder.claim("alarm")
+    here.tell(0)
+    there.tell(2)
+    go(hung)
+    here.folder.stall(0).unlink()
+    here.tell(1)
+    go(hung)
+    assert set(there.stalls()) == {1, 2}
+
+
+def test_the_next_rank_carries_alarms_once_the_one_before_it_has_ended(hung):
+    here, there = hung
+    assert [carrier.is_due() for carrier in here.carriers.values()] == [True, False]
+    here.folder.write(here.folder.end(0), {"code": 0})
+    assert here.carriers[1].is_due()
+    there.folder.claim("alarm")
+    here.tell(1)
+    there.go()
+    here.carriers[1].carry(here.board)
+    there.go()
+    assert set(there.stalls()) == {1}
+    assert there.folder.read(there.folder.end(0)) == {"code": 0}
+
+
+def test_a_place_whose_ranks_have_all_ended_is_known_by_what_it_left(hung):
+    here, there = hung
+    there.folder.write(there.folder.end(2), {"code": 0})
+    there.board.put_large("end/y", bundle(there.folder, there.ranks, {}))
+    here.folder.claim("alarm")
+    here.tell(0)
+    here.go()
+    assert here.folder.read(here.folder.end(2)) == {"code": 0}
+
+
+def test_who_has_judged_ends_when_the_others_know_of_it(hung):
+    here, there = hung
+    here.folder.claim("alarm")
+    go(hung)
+    here.folder.claim("stopped")
+    here.go()
+    assert not here.folder.stopped_everywhere.exists()
+    there.go()
+    assert there.folder.stopped_elsewhere.exists()
+    assert there.folder.stopped.exists()
+    assert not there.folder.claim("answered"), "another place has answered"
+    here.go()
+    assert here.folder.stopped_everywhere.exists()
+    assert not here.folder.stopped_elsewhere.exists()
+    assert not there.folder.stopped_everywhere.exists()
+
+
+def test_after_a_failure_the_others_are_asked_and_not_for_ever(hung, monkeypatch):
+    here, there = hung
+    monkeypatch.setattr(alarms, "PATIENCE", 0.2)
+    here.carriers[0].ask(here.board)
+    assert here.stalls() == {}
+    there.tell(2)
+    there.go()
+    assert there.folder.alarm.exists()
+    monkeypatch.setattr(alarms, "PATIENCE", 1000.0)
+    here.carriers[1].ask(here.board)
+    assert set(here.stalls()) == {2}
 
 
 class Frozen:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
+
+import pytest
 
 from tests.watching import ROOT, environment
 
@@ -47,14 +50,14 @@ def temporary(tmp_path, host):
     return {"TMPDIR": str(folder)}
 
 
-def torchrun(tmp_path, *words, ranks=1, watch=()):
+def torchrun(tmp_path, *words, ranks=1, watch=(), script=CLASSIFIER):
     port = free_port()
     return together(
         (
             [
                 *("-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={host}"),
                 *(f"--nproc-per-node={ranks}", "--master-addr=127.0.0.1"),
-                *(f"--master-port={port}", "-m", "harness.watch", *watch, CLASSIFIER, *words),
+                *(f"--master-port={port}", "-m", "harness.watch", *watch, script, *words),
             ],
             temporary(tmp_path, host),
         )
@@ -84,6 +87,11 @@ def answers(ended):
     return [
         line for _, said in ended for line in said.splitlines() if line.startswith("crossrank:")
     ]
+
+
+def ranks_in_table(ended):
+    """The ranks of which the table of calls has the one without a partner."""
+    return set(re.findall(r"^ +-> +(\d) ", "".join(said for _, said in ended), re.MULTILINE))
 
 
 def test_a_bit_that_flips_on_another_host_is_traced_to_its_rank(tmp_path):
@@ -118,6 +126,58 @@ def test_hosts_that_share_a_folder_need_no_store(tmp_path):
     assert answers(ended) == [
         "crossrank: no divergence: 6 replicated parameters, 5 updates, 2 ranks"
     ]
+
+
+PARTED = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DDP(torch.nn.Linear(4, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+rank, odd = dist.get_rank(), int(sys.argv[2])
+for step in range(6):
+    if rank == odd and step == 3 and sys.argv[1] == "raises":
+        raise ValueError("a bad row")
+    if rank == odd and step == 3 and sys.argv[1] == "skips":
+        continue
+    optimizer.zero_grad()
+    model(torch.ones(3, 4)).mean().backward()
+    optimizer.step()
+if rank == odd:
+    dist.barrier()  # for one rank
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("odd", [0, 3])
+def test_a_hang_of_ranks_on_several_hosts_is_answered_once_and_ended_everywhere(tmp_path, odd):
+    (tmp_path / "train.py").write_text(PARTED)
+    out = tmp_path / "watch.json"
+    ended = torchrun(
+        tmp_path, "skips", odd,
+        ranks=2, watch=["--hang-timeout", 3, "--json", out], script=tmp_path / "train.py",
+    )  # fmt: skip
+    (answer,) = answers(ended)
+    others = {0: "1, 2 and 3", 3: "0, 1 and 2"}[odd]
+    assert f"rank {odd}: called barrier" in answer
+    assert f"which ranks {others} never did" in answer
+    given = json.loads(out.read_text())
+    assert given["exit_code"] == 21
+    assert given["diagnoses"][0]["cause"] == "rank0_only_collective"
+    assert ranks_in_table(ended) == {"0", "1", "2", "3"}
+    assert all("exitcode  : 21" in said for _, said in ended), ended
+
+
+def test_a_rank_that_raises_is_answered_with_what_the_ranks_of_all_hosts_were_doing(tmp_path):
+    (tmp_path / "train.py").write_text(PARTED)
+    ended = torchrun(tmp_path, "raises", 0, ranks=2, script=tmp_path / "train.py")
+    (answer,) = answers(ended)
+    assert "rank 0: raised ValueError: a bad row; cause: rank_raised" in answer
+    assert ranks_in_table(ended) == {"0", "1", "2", "3"}
 
 
 def test_tasks_of_srun_find_each_other_without_torchrun(tmp_path):

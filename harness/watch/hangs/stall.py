@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from harness.watch.hangs.collectives import (
     stack_of_error,
     waits_in_torch,
 )
-from harness.watch.hangs.stopping import answer_to_stop, is_stuck
+from harness.watch.hangs.stopping import answer_to_stop, first_waiting, is_stuck
 from harness.watch.hangs.witness import tell_witness
 from harness.watch.instruments.context import Context
 from harness.watch.instruments.last_call import LastCall
@@ -206,7 +206,9 @@ class Stall:
         if place != self._place:
             self._place, self._moved = place, now
         waiting = self._waits(now)
-        alarm = folder.root / "alarm.claimed"
+        alarm = folder.alarm
+        if self._typed is not None and folder.stopped_elsewhere.exists():
+            self._end()
         if waiting and folder.claim("alarm"):
             self._alarmed = now
         if not alarm.exists():
@@ -273,22 +275,37 @@ class Stall:
     def _judge(self, folder: Folder) -> None:
         """Give the answer, on one rank, once it is sure that the run cannot go on."""
         presence = self._presence
-        if self._typed is not None and (folder.root / "stopped.claimed").exists():
-            self._end()
-        evidence = gather(folder, presence.peers, presence.world_size)
-        if not is_stuck(evidence):
+        # What the ranks of other places were doing was laid out here, if they share no folder.
+        members = [
+            r for r in range(presence.world_size) if r in presence.peers or folder.start(r).exists()
+        ]
+        if self._typed is not None and folder.stopped.exists():
+            self._end_with(members)
+        evidence = gather(folder, members, presence.world_size)
+        if not is_stuck(evidence) or first_waiting(evidence) not in presence.peers:
             return
         if self._typed is None:
             if not self._spoken and folder.claim("hang-announced"):
-                answer = answer_to_stop(folder, presence.peers, presence.world_size)
+                answer = answer_to_stop(folder, members, presence.world_size)
                 say(f"{answer.headline} (type --hang-timeout SECONDS to end such a run)")
             self._spoken = True
         elif folder.claim("answered"):
-            answer = answer_to_stop(folder, presence.peers, presence.world_size)
+            answer = answer_to_stop(folder, members, presence.world_size)
             say("\n".join([*answer.lines(), *publish(answer, self.outputs)]))
             folder.claim("said")
             folder.claim("stopped")
-            self._end()
+            self._end_with(members)
+
+    def _end_with(self, members: Sequence[int]) -> None:
+        """End, once ranks of other places know of it: the launcher ends the others here."""
+        folder = self._presence.folder
+        assert folder is not None
+        deadline = time.monotonic() + GRACE
+        while len(members) > len(self._presence.peers) and time.monotonic() < deadline:
+            if folder.stopped_everywhere.exists() or folder.stopped_elsewhere.exists():
+                break
+            time.sleep(0.02)
+        self._end()
 
     def _end(self) -> None:
         """End a process whose main thread is stuck in a collective for ever."""

@@ -40,7 +40,7 @@ def _nothing_follows(evidence: Evidence) -> bool:
 
 def is_stuck(evidence: Evidence) -> bool:
     """Say whether the ranks that are waited for can never come: gone, ended, or waiting too."""
-    waiting = [rank for rank, stall in evidence.stalls.items() if stall["waiting"]]
+    waiting = _waiting(evidence)
     if not waiting:
         return False
     return all(
@@ -50,6 +50,15 @@ def is_stuck(evidence: Evidence) -> bool:
         or evidence.stalls.get(rank, {}).get("still")
         for rank in range(evidence.world_size)
     )
+
+
+def first_waiting(evidence: Evidence) -> int | None:
+    """Return the first rank that waits: its place is the one that answers."""
+    return min(_waiting(evidence), default=None)
+
+
+def _waiting(evidence: Evidence) -> list[int]:
+    return [rank for rank, stall in evidence.stalls.items() if stall["waiting"]]
 
 
 def exit_code(evidence: Evidence, diagnoses: Sequence[Diagnosis], otherwise: int) -> int:

@@ -19,6 +19,7 @@ import torch
 from harness.watch.divergence import NOT_ALIKE, Divergence, to_json
 from harness.watch.instruments.patches import Patches
 from harness.watch.layout import GRADIENTS, place_of
+from harness.watch.meeting.alarms import Alarms
 from harness.watch.meeting.board import Board
 from harness.watch.meeting.bundle import bundle, lay_out
 from harness.watch.meeting.crossing import Crossing, Progress
@@ -129,8 +130,7 @@ class Bridge:
             self._meet(board)
             if self.places is None or self.is_alone:
                 return
-            if self.places.of(self._rank)[0] == self._rank:
-                self._compare(board)
+            self._carry_on(board, Alarms(self._folder, self.places, self._rank, self.place))
         except Exception as error:
             self.failed = _said(error)
 
@@ -147,15 +147,27 @@ class Bridge:
                 return
             wait = min(2 * wait, LATE)
 
-    def _compare(self, board: Board) -> None:
-        """Compare as the ranks of this place go on, until the end of this one."""
+    def _carry_on(self, board: Board, alarms: Alarms) -> None:
+        """Compare as the ranks of this place go on, until the end of this one; carry alarms."""
+        assert self.places is not None
+        compares = self.places.of(self._rank)[0] == self._rank
+        looked = 0.0
         while True:
             over = self._over.is_set()
             self._awake.clear()
-            self._step(board)
+            if compares:
+                self._step(board)
+            if time.monotonic() - looked >= PULSE and alarms.is_due():
+                alarms.carry(board)
+                looked = time.monotonic()
+            if self._folder.stopped_elsewhere.exists():
+                # The place that said so ends now, and may take the store along.
+                return
             if over:
                 break
-            self._awake.wait(PULSE)
+            (self._awake if compares else self._over).wait(PULSE)
+        if not compares:
+            return
         progress = {stream: asdict(one) for stream, one in self._progress.items()}
         self._folder.write(self._folder.across, progress)
 
@@ -200,6 +212,8 @@ class Bridge:
             return False
         if board.swap("answers", "", self.place) != self.place:
             return False
+        if alone:
+            Alarms(self._folder, self.places, self._rank, self.place).ask(board)
         others = [one for one in self.places.ranks if one != self.place]
         found = [board.read_large(f"end/{one}") for one in others]
         lay_out(self._folder, [one for one in found if one is not None])

@@ -69,6 +69,30 @@ class Folder:
         """What a rank contributes to the audit of an update."""
         return self.root / f"audit.optimizer{optimizer}.update{update}.rank{rank}.pt"
 
+    def about_a_stop(self, rank: int) -> tuple[Path, ...]:
+        """Return what tells why a rank does not go on, as far as it is there."""
+        return self.stall(rank), self.calls(rank), self.end(rank), self.gone(rank)
+
+    @property
+    def alarm(self) -> Path:
+        """There for as long as a rank waits for more than it should have to."""
+        return self.root / "alarm.claimed"
+
+    @property
+    def stopped(self) -> Path:
+        """There once the answer was given, and the ranks are to be ended."""
+        return self.root / "stopped.claimed"
+
+    @property
+    def stopped_elsewhere(self) -> Path:
+        """There if that was at another place."""
+        return self.root / "stopped-elsewhere.claimed"
+
+    @property
+    def stopped_everywhere(self) -> Path:
+        """There once the other places have been told of it."""
+        return self.root / "stopped-everywhere.claimed"
+
     @property
     def place(self) -> Path:
         """A word that tells this folder from that of another host."""
