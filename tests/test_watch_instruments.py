@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import itertools
 import random
 import subprocess
 import sys
+import warnings
 
 import numpy.random
 import pytest
@@ -29,6 +31,7 @@ from harness.watch.instruments.forward_hooks import before_forward
 from harness.watch.instruments.loads import Loads
 from harness.watch.instruments.loss_terms import terms
 from harness.watch.instruments.parameters import Held, Parameters
+from harness.watch.instruments.patches import Patches
 from harness.watch.instruments.random_state import random_state
 from harness.watch.instruments.rows import Choice, batch_of, row_digests, sample_digests
 from harness.watch.journal import Journal, read_journal
@@ -1050,6 +1053,35 @@ def test_training_is_the_same_with_and_without(tmp_path):
         return losses, [t.tolist() for t in net.state_dict().values()], torch.rand(2).tolist()
 
     assert result(observe=True) == result(observe=False)
+
+
+# Functions of torch that are replaced.
+
+
+class Library:
+    def step(self):
+        warnings.warn("two levels up is the program", stacklevel=2)
+        return sys._getframe(1)
+
+
+def test_a_warning_names_the_line_of_the_program_and_a_traceback_is_still_the_watchers():
+    patches = Patches()
+    patches.around(Library, "step", before=lambda *_: None)
+    try:
+        with pytest.warns(UserWarning, match="two levels") as caught:
+            frame = Library().step()
+        around = frame.f_code
+        with warnings.catch_warnings(record=True) as once:
+            warnings.simplefilter("default")
+            for _ in range(2):
+                Library().step()
+    finally:
+        patches.close()
+    assert caught[0].filename == __file__
+    assert around.co_filename.startswith(str(ROOT / "harness" / "watch"))
+    assert len(once) == 1, "it is said once for each line of the program, as it would be"
+    assert Library.step.__name__ == "step"
+    assert inspect.getsource(Library.step).lstrip().startswith("def step")
 
 
 # Random numbers drawn while samples are read.

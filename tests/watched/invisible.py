@@ -156,7 +156,9 @@ def train(name):
         bits = state(result)
         seen = visible(result) | {f"process: {k}": repr(v) for k, v in surroundings().items()}
     # On Python 3.13.0 torch.compile says the same of every guard, and hooks are guarded, too.
-    said = [f"{one.category.__name__}: {one.message}" for one in caught]
+    said = [
+        f"{one.filename}:{one.lineno}: {one.category.__name__}: {one.message}" for one in caught
+    ]
     said = sorted(one for one in said if "Guards may run slower" not in one)
     return bits, seen | {"warnings": repr(said)}
 

@@ -13,6 +13,10 @@ from typing import Any
 from harness.watch.instruments.compiling import is_compiling
 
 Act = Callable[..., None]
+_SKIPPED = f"{__file__} (for warnings like importlib._bootstrap)"
+"""Where the replacement stands. A warning names the caller of what warns, and would name this file
+in place of the program's line; frames of the import system are skipped, and known by such a name:
+https://github.com/python/cpython/blob/3.13/Lib/warnings.py, `_is_internal_frame`."""
 
 
 class _Replaced:
@@ -27,7 +31,6 @@ class _Replaced:
         after: list[Act] = []
         self.before, self.after = before, after
 
-        @functools.wraps(original)
         def around(*args: Any, **kwargs: Any) -> Any:
             if is_compiling():
                 return original(*args, **kwargs)
@@ -38,7 +41,8 @@ class _Replaced:
                 act(result, *args, **kwargs)
             return result
 
-        self.around = around
+        around.__code__ = around.__code__.replace(co_filename=_SKIPPED)
+        self.around = functools.update_wrapper(around, original)
         setattr(owner, name, around)
 
     @property
