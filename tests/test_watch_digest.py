@@ -15,6 +15,7 @@ from harness.watch.digests.digest import Digester
 from harness.watch.digests.drawn import random_bytes
 from harness.watch.digests.plan import BLOCK, FEW, LARGE, Plan
 from harness.watch.digests.product import MANY, ROW, SUMS
+from harness.watch.digests.sample import FROM
 
 SIZES = [1, 2, 3, 7, 64, 511, 513, LARGE // 4 - 1, LARGE // 4, LARGE // 4 + 3, LARGE + 5]
 
@@ -208,12 +209,12 @@ def signed(raw, size):
     ]
 
 
-def test_memory_that_was_taken_away_is_not_read(method):
-    values = torch.randn(5000)
+@pytest.mark.parametrize("size", [3, LARGE, FROM])
+def test_memory_that_was_taken_away_is_not_read(size):
+    values = torch.randn(size)
     values.untyped_storage().resize_(0)
-    if method == "xxh3":
-        with pytest.raises(RuntimeError, match="no memory"):
-            of(values)
+    with pytest.raises(RuntimeError, match="taken away"):
+        Digester()([values], sampled=True)
 
 
 class Boxed(torch.Tensor):

@@ -85,6 +85,9 @@ class Digester:
         Args:
             tensors: what to read.
             sampled: read no more than a sample of the large ones.
+
+        Raises:
+            RuntimeError: the memory of a tensor was taken away.
         """
         digests = self.later(tensors, sampled=sampled)
         return digests.take() if isinstance(digests, Pending) else digests
@@ -106,7 +109,8 @@ class Digester:
             before: digests to put in front.
 
         Raises:
-            RuntimeError: the GPU is recording a graph, which digests must not become a part of.
+            RuntimeError: the memory of a tensor was taken away; or the GPU is recording a graph,
+                which digests must not become a part of.
         """
         if not tensors:
             return list(before)
@@ -253,6 +257,9 @@ def _read(
 def _dense(tensor: torch.Tensor, *, sampled: bool) -> torch.Tensor:
     if type(tensor) not in _PLAIN:
         tensor = tensor.detach()
+    elif tensor.layout == torch.strided and not tensor.data_ptr() and tensor.nbytes:
+        # As sharding takes it away from what was gathered; to read it would end the program.
+        raise RuntimeError("the memory of a tensor was taken away")
     if tensor.layout != torch.strided:
         tensor = tensor.to_dense()
     if tensor.is_conj() or tensor.is_neg():
