@@ -874,6 +874,7 @@ def test_a_state_is_left_out_where_it_would_fit(observed, tmp_path, way):
     assert len(observed.events("not_resumed")) == (way == "left out")
 
 
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.parametrize(
     ("way", "seen"),
     [
